@@ -16,7 +16,7 @@ help:
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
-	@echo "make reference  write the pages that come from the code: docs/reference and docs/options.md"
+	@echo "make reference  write what comes from the code: docs/reference, docs/options.md, docs/openapi.json"
 
 # What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml

@@ -1,8 +1,8 @@
-"""Writes the pages that come from the code: docs/reference/ and docs/options.md. Run it with ``make reference``.
+"""Writes what comes from the code: docs/reference/, docs/options.md and docs/openapi.json. Run it with ``make reference``.
 
-A test compares the pages with what this would write. What cannot be read off a class (the codes of the program inside the
-sandbox, of guards and of HTTP itself) is described in tables here; a code without a line there, or a line without a code, is
-refused.
+A test compares the pages with what this would write. Codes that no class stands for (those of the program inside the
+sandbox, of limits, of guards and of HTTP itself) are described in tables, here or beside the code; a code without a line
+there, or a line without a code, is refused.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -22,11 +24,16 @@ import adapters
 import sidecar
 from sidecar.cli.config import render_options_page
 from sidecar.engine.sandbox.dialogue import ProgramError, build_error
+from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import LimitExceeded, ProgramFailed, SidecarError
+from sidecar.models.answers import Problem
 from sidecar.policy.limits import CODES, REASONS
-from sidecar.service.api.problems import HTTP_CODES, OTHER_HTTP, Problem, status_of
+from sidecar.service.api.app import make_api
+from sidecar.service.api.codes import OVER_HTTP
+from sidecar.service.api.examples import EVENT
+from sidecar.service.api.problems import HTTP_CODES, OTHER_HTTP, status_of
+from sidecar.service.event_details import DETAILS
 from sidecar.service.event_types import EVENTS
-from sidecar.service.events import Event
 from sidecar.service.jobs.index import IndexMetrics
 from sidecar.service.jobs.webhooks import body_of, headers_of
 from sidecar.service.metrics import Metrics
@@ -34,39 +41,6 @@ from sidecar.service.metrics import Metrics
 DOCS = Path(__file__).parent
 CODE = (DOCS.parent / "sidecar", DOCS.parent / "adapters")
 MADE = "<!-- Made by `make reference` from the code. Do not edit. -->"
-
-IN_THE_SANDBOX = {
-    "compressor-failed": "The program that compresses the pack stopped.",
-    "database-busy": "Writers left no gap in which a database could be copied.",
-    "database-damaged": "A database in the snapshot is damaged.",
-    "database-unreadable": "A database could not be opened or read.",
-    "disk-full": "The disk of the sandbox is full.",
-    "in-the-way": "Something that is not part of the memory is where a folder or file of it has to be.",
-    "incomplete": "After unpacking, files were missing or differed.",
-    "journal-damaged": "An interrupted restore left notes that cannot be read.",
-    "memory-changed": "The memory was written to while a restore put files in place.",
-    "name-needs-python": "A name in the snapshot can only be restored where there is Python.",
-    "no-direct": "The bucket cannot be reached from the sandbox. The pack then goes through the sidecar.",
-    "no-python": "What was asked for needs Python 3.8 or newer in the sandbox.",
-    "no-zstd": "The pack is compressed with zstd, which the sandbox does not have.",
-    "pack-damaged": "A pack could not be unpacked in the sandbox.",
-    "no-tar": "Without Python in the sandbox: a tool that is needed instead is not there either.",
-    "os-error": "The operating system of the sandbox refused something; the message has its words.",
-    "plugin-older": "The program whose memory this is is older in the sandbox than in the snapshot.",
-    "project-missing": "A folder named with `--project` is not there.",
-    "root-outside": "A root of the memory leads out of a local sandbox.",
-    "root-overlaps": "A root of the memory leads to where the sidecar keeps its own files or other memories.",
-    "roots-collide": "Two roots of the snapshot would be restored into one folder.",
-    "sandbox-busy": "Another export or restore runs in the sandbox.",
-    "set-aside-full": "More would have to be set aside in the sandbox than is allowed.",
-    "swap-failed": "The memory could not be put in place.",
-    "tar-failed": "Without Python in the sandbox: its `tar` failed.",
-    "unknown-layout": "The snapshot has a root that no layout here knows.",
-    "unreadable": "A file or folder may not be read by the user that the sidecar works as.",
-    "unsafe-path": "A root of the snapshot would lead out of its place.",
-    "upload-damaged": "What was uploaded to the sandbox is not there or differs.",
-    "worker-running": "A process has the memory open and did not stop.",
-}
 
 LIMITS = {
     "limit-bytes": "All files together, unpacked.",
@@ -90,30 +64,24 @@ GUARDS = {
     "other-memory": "The folders in the sandbox hold another memory.",
 }
 
-OVER_HTTP = {
-    "bad-request": "The request is not valid.",
-    "head-too-large": "The request line and headers are too long.",
-    "host-not-allowed": "The service may not be called by that name.",
-    "http-error": "Any other error of HTTP itself.",
-    "method-not-allowed": "The address does not take this method.",
-    "not-found": "There is no such address or operation.",
-    "origin-not-allowed": "The request comes from a page of another site.",
-    "request-timeout": "The request did not arrive in time.",
-    "too-large": "The body is larger than it may be.",
-    "too-many-connections": "As many connections are open as may be.",
-}
-
 
 @cache
 def pages() -> dict[Path, str]:
     """Every page that is made, by where it is."""
     return {
+        DOCS / "openapi.json": json.dumps(openapi(), indent=2) + "\n",
         DOCS / "options.md": render_options_page(),
         DOCS / "reference/errors.md": errors_page(),
         DOCS / "reference/events.md": events_page(),
         DOCS / "reference/metrics.md": metrics_page(),
         DOCS / "reference/webhooks.md": webhooks_page(),
     }
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document."""
+    return make_api().openapi()
 
 
 @cache
@@ -127,7 +95,8 @@ def error_classes() -> list[type[SidecarError]]:
 
 
 def _below(kind: type[SidecarError]) -> Iterator[type[SidecarError]]:
-    for one in kind.__subclasses__():
+    # By module, as the order of imports differs.
+    for one in sorted(kind.__subclasses__(), key=lambda one: one.__module__):
         if one.__module__.partition(".")[0] in ("sidecar", "adapters"):
             yield one
             yield from _below(one)
@@ -185,7 +154,7 @@ def errors_page() -> str:
             ("code", "what happened", "what to do"),
             (
                 (f"`{code}`", about, build_error(ProgramError(code=code, message="")).hint)
-                for code, about in _complete(IN_THE_SANDBOX, _refusals())
+                for code, about in _complete(REFUSALS, _refusals())
             ),
         ),
         "",
@@ -235,7 +204,7 @@ def _limits() -> set[str]:
 
 def _refusals() -> set[str]:
     """The codes that the program in the sandbox, in Python or as a shell script, and the engine on its behalf may tell."""
-    found = _codes("Refusal") | _codes("_error") | _codes(ProgramFailed.__name__, keyword="code")
+    found = _codes("Refusal") | _codes(ProgramFailed.__name__, keyword="code")
     for script in (script for folder in CODE for script in folder.rglob("*.sh")):
         found |= set(re.findall(r"\bfail ([a-z]+(?:-[a-z]+)*) \"", script.read_text()))
     return {code for code in found if not code.startswith("limit-")}
@@ -310,18 +279,27 @@ def events_page() -> str:
                 ("`type`", "one of the types below"),
                 ("`at`", "when it happened: ISO time in UTC"),
                 ("`memory`, `sandbox`", "what it is about; empty where that does not apply"),
-                ("`details`", "more, by type"),
+                ("`details`", "more, by type; what is in brackets is there only where it applies"),
             ),
         ),
         "",
-        *_table(("type", "what happened"), ((f"`{kind}`", about) for kind, about in EVENTS.items())),
+        *_table(
+            ("type", "what happened", "details"),
+            ((f"`{kind}`", about, _details(kind)) for kind, about in EVENTS.items()),
+        ),
         "",
-        "Events of exports and restores have in `details` the `operation`, `conversation`, `snapshot`, `files`,",
-        "`bytes`, `packed_bytes`, `seconds` and `warnings`, and a `reason` where there is one; of exports also",
-        "`saved`. Those that failed have an `error` with `code`, `message`, `hint` and `retryable`: see [error",
-        "codes](errors.md). The last 500 events are kept for listeners that come back; a listener that is too",
-        "slow misses some, and sees it by their numbers.",
+        "An `error` has `code`, `message`, `hint` and `retryable`: see [error codes](errors.md). The types of all of",
+        "this are in the [OpenAPI document](../openapi.json). The last 500 events are kept for listeners that come",
+        "back; a listener that is too slow misses some, and sees it by their numbers.",
     )
+
+
+def _details(event: str) -> str:
+    """The names of what an event of this type tells."""
+    (kind,) = [kind for kind, events in DETAILS.items() if event in events]
+    schema = openapi()["components"]["schemas"][kind.__name__]
+    always = schema.get("required", ())
+    return ", ".join(f"`{name}`" if name in always else f"(`{name}`)" for name in schema["properties"])
 
 
 def metrics_page() -> str:
@@ -349,14 +327,6 @@ def _shown(metric: MetricWrapperBase) -> str:
 
 
 SECRET = "an example secret"
-EXAMPLE = Event(
-    number=7,
-    type="sandbox.lost",
-    at="2026-11-16T10:15:02.117+00:00",
-    memory="conductor",
-    sandbox="e2b:i3x9k2",
-    details={"conversation": "c1", "unsaved_seconds": 212.0},
-)
 CHECK = """import hashlib
 import hmac
 import time
@@ -370,8 +340,8 @@ def is_genuine(secret: str, headers, body: bytes) -> bool:
 
 
 def webhooks_page() -> str:
-    body = body_of(EXAMPLE)
-    headers = headers_of(EXAMPLE.type, body, "1794824102", SECRET)
+    body = body_of(EVENT)
+    headers = headers_of(EVENT.type, body, "1794824102", SECRET)
     return _page(
         "Webhooks",
         "A webhook is a POST for each [event](events.md) that its patterns match:",

@@ -16,6 +16,7 @@
     │   └── SwapLost               compare-and-swap lost: someone else wrote first
     ├── SnapshotError              exit 1
     │   ├── MemoryNotFound · SnapshotNotFound
+    │   │   └── RecordNotFound     the snapshot has no such file or record
     │   ├── SnapshotDamaged
     │   │   ├── UnknownFormat      a later version wrote it
     │   │   └── ObjectRefused      a sealed object was altered
@@ -28,6 +29,7 @@
     │   ├── SandboxUnreachable · SandboxBusy · SandboxTimeout · TransferFailed   (a retry can help)
     │   ├── ProgramFailed          the in-sandbox program said what went wrong
     │   ├── RestoreIncomplete      exit 4: it was to be restored and then attached
+    │   ├── NotEnded               exit 3: a sandbox was not ended, because its memory was not saved
     │   └── NotSavedFirst          what a restore would replace could not be saved
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
@@ -261,6 +263,13 @@ class SnapshotNotFound(SnapshotError):
     default_hint = "`memory-sidecar log MEMORY` shows its snapshots."
 
 
+class RecordNotFound(SnapshotNotFound):
+    """The snapshot has no such file or record."""
+
+    code = "record-not-found"
+    default_hint = "`memory-sidecar show MEMORY` lists files, `memory-sidecar records MEMORY` records."
+
+
 class SnapshotDamaged(SnapshotError):
     """Part of a snapshot is missing, or differs from what was written."""
 
@@ -420,6 +429,14 @@ class RestoreIncomplete(SandboxError):
     code = "restore-incomplete"
     exit_code = 4
     default_hint = "What the sandbox had is as it was, and it is not looked after. Restore it first, or attach without."
+
+
+class NotEnded(SandboxError):
+    """A sandbox was not ended, because its memory was not saved."""
+
+    code = "not-ended"
+    exit_code = 3
+    default_hint = "It runs on, and is looked after. Mend what is wrong and stop it again, or end it with --discard."
 
 
 class NotSavedFirst(SandboxError):

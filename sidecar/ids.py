@@ -21,8 +21,17 @@ ROOT = "memories/"
 ATTACHMENTS = "attachments/"
 CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
+STARTS = "starts/"
+AUDIT = "audit/"
 STORE_ID = "store-id"
 """The key of a store's own id, by which records about several stores are told apart."""
+AUDIT_LINES = f"{AUDIT}lines/"
+AUDIT_TAILS = f"{AUDIT}tails/"
+AUDIT_LATEST = f"{AUDIT}latest.json"
+"""The object that names the chain which was begun last."""
+AUDIT_DIGEST = 16
+"""So many digits of a digest are in the name of an object of the audit."""
+_AUDIT_LINES = re.compile(AUDIT_LINES + r"([^/]+)/([0-9]{9,12})-([0-9]{9,12})-([0-9a-f]{16})\.jsonl\Z")
 _SNAPSHOT_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}\Z")
 _LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _PLAIN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
@@ -229,9 +238,52 @@ def build_instance_key(instance: str) -> str:
     return f"{INSTANCES}{instance}.json"
 
 
+def build_start_key(memory: str, key: str) -> str:
+    """Return the key of the record of a sandbox that is being created, by the caller's idempotency key. Its last part is
+    also the name by which the sandbox is found at its provider."""
+    named = hashlib.sha256(f"{check_memory_id(memory)}\0{key}".encode(errors="surrogatepass")).hexdigest()
+    return f"{STARTS}{named[:40]}"
+
+
 def build_outbox_prefix(url: str) -> str:
     """Return the prefix of a webhook's events that are not sent yet."""
     return f"outbox/{hashlib.sha256(url.encode()).hexdigest()[:16]}/"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditKeys:
+    """The store keys of one chain of the audit."""
+
+    chain: str
+
+    def lines(self, first: int, last: int, digest: str) -> str:
+        """The object with these lines; ``digest`` is that of the last."""
+        return f"{AUDIT_LINES}{self.chain}/{first:09d}-{last:09d}-{digest[:AUDIT_DIGEST]}.jsonl"
+
+    @property
+    def tail(self) -> str:
+        """The object that says how many lines the chain has at least. Apart from them, so that what removes the one
+        leaves the other."""
+        return f"{AUDIT_TAILS}{self.chain}.json"
+
+    @staticmethod
+    def parse_tail(key: str) -> str:
+        """Return the chain of a tail's key."""
+        return key.removeprefix(AUDIT_TAILS).removesuffix(".json")
+
+    @staticmethod
+    def parse_lines(key: str) -> tuple[str, int, int, str]:
+        """Return the chain, the first and the last line and the digest in the key of an object with lines. Raise
+        ``ValueError`` if it is no such key."""
+        found = _AUDIT_LINES.match(key)
+        if found is None:
+            raise ValueError(f"{key} is no object of an audit")
+        return found[1], int(found[2]), int(found[3]), found[4]
+
+
+def make_chain_id(now: datetime) -> str:
+    """Return the id of a new chain of the audit. It sorts by time, as a snapshot's."""
+    return make_snapshot_id(now)
 
 
 def make_snapshot_id(now: datetime, after: str = "") -> str:

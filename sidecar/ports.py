@@ -1,4 +1,4 @@
-"""The ports of the engine: a sandbox and a store.
+"""The ports of the engine: a sandbox, who creates sandboxes, and a store.
 
 Adapters implement these; only ``sidecar.wiring`` knows which there are. The contract suites in ``tests/contracts``
 state what every adapter promises.
@@ -70,6 +70,11 @@ class Sandbox(Protocol):
         """
         ...
 
+    def holds(self, path: str) -> bool:
+        """Return whether a file is known to be there; a leading ``~/`` is the sandbox's home. No request is made to find
+        out: false if one would be needed."""
+        ...
+
     async def connect(self) -> SandboxStatus:
         """Connect to the sandbox; the result of an earlier call may be reused.
 
@@ -110,6 +115,38 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPlan:
+    """A sandbox that is to be created."""
+
+    name: str
+    """By which it is found again: lower-case hexadecimal digits."""
+    attempt: str
+    """Likewise. A provider that can tell creates one sandbox for one attempt, however often it is asked; one that was
+    ended is created again under the same name by another attempt."""
+    template: str = ""
+    """What it is made from, in the provider's words: a template, a snapshot. Empty: the provider's default."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    """Seconds after which the provider ends it; ``None``: as the provider has it."""
+
+
+class SandboxProvider(Protocol):
+    """Creates and ends sandboxes at one provider. Every method raises only ``SidecarError``."""
+
+    async def create(self, plan: SandboxPlan) -> str:
+        """Create a sandbox that ``find`` finds by the plan's name, and return its reference."""
+        ...
+
+    async def find(self, name: str) -> Sequence[str]:
+        """Return the references of the sandboxes that were created under a name and still exist."""
+        ...
+
+    async def end(self, ref: str) -> None:
+        """End a sandbox for good, with all its files. One that does not exist any more is not an error."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from sidecar.schema import OneOf
 
 
 class ExportOutcome(StrEnum):
@@ -202,8 +204,8 @@ class ExportReceipt(_Receipt):
     outcome: ExportOutcome
     head: str | None = None
     """The snapshot a restore takes now."""
-    kind: str = ""
-    """"full", "delta" or "" when nothing was added."""
+    kind: Annotated[str, OneOf("full", "delta", "")] = ""
+    """How the pack was made; empty when nothing was added."""
     conversation: str = ""
     label: str = ""
     dropped: list[Drop] = field(default_factory=list)
@@ -238,7 +240,7 @@ class ExportReceipt(_Receipt):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt(_Receipt):
     outcome: RestoreOutcome
-    mode: str = "replace"
+    mode: Annotated[str, OneOf("replace", "seed")] = "replace"
     wanted: str = ""
     """What was asked for, when something older had to be restored instead."""
     kept: bool = False

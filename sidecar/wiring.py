@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecar.errors import BadReference, DriverMissing
+from sidecar.layouts import Layout
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
-from sidecar.ports import Sandbox, Store
+from sidecar.ports import Sandbox, SandboxProvider, Store
 from sidecar.search.settings import Postgres, read_postgres_url
 
 if TYPE_CHECKING:
@@ -95,6 +97,13 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
     )
 
 
+def open_provider(provider: str, *, local: LocalPolicy = OF_OUR_OWN) -> SandboxProvider:
+    """Open who creates and ends sandboxes at ``e2b``, ``daytona`` or on this machine (``local``). Raise ``BadReference``."""
+    from adapters.sandboxes.creation import open_account
+
+    return open_account(provider, local)
+
+
 def open_search(settings: Postgres) -> SearchDatabase | None:
     """Open the search database; ``None`` if none is configured. Raise ``BadConfig`` or ``DriverMissing``."""
     url = read_postgres_url(settings)
@@ -110,7 +119,9 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
     return open_postgres(url, settings)
 
 
-def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None:
+def open_index(
+    repository: Repository, settings: Postgres, layouts: Mapping[str, Layout] | None = None
+) -> SearchIndex | None:
     """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
     ``DriverMissing``."""
     database = open_search(settings)
@@ -118,4 +129,4 @@ def open_index(repository: Repository, settings: Postgres) -> SearchIndex | None
         return None
     from sidecar.search.upkeep import SearchIndex
 
-    return SearchIndex(repository, database)
+    return SearchIndex(repository, database, layouts)

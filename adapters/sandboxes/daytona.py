@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.sandboxes.patience import LongCommand, build_user_prefix, check_user, parse_ending
 from adapters.sandboxes.remote import (
     LONGEST_ARGUMENT,
+    MARK,
     FileMissing,
     RemoteSandbox,
     SandboxConnection,
@@ -41,7 +42,7 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import CommandResult
+from sidecar.ports import CommandResult, SandboxPlan
 
 if TYPE_CHECKING:
     from daytona import Daytona as Client
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 COMPLAINT = 4096
 WAKE_SECONDS = 120
+CREATE_SECONDS = 120
 PATIENCE_SECONDS = 40
 SPARE_SECONDS = 15
 ASLEEP = ("stopped", "paused", "archived")
@@ -271,3 +273,39 @@ def _compute_stop(box: Sandbox) -> float | None:
 
 def _parse_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
+
+
+class DaytonaAccount:
+    """Creates, finds and ends sandboxes of the account that the environment names."""
+
+    vendor = Daytona()
+
+    def create(self, plan: SandboxPlan) -> str:
+        client = _get_client()
+        from daytona import CreateSandboxFromSnapshotParams
+
+        minutes = None if plan.timeout is None else max(1, math.ceil(plan.timeout / 60))
+        params = CreateSandboxFromSnapshotParams(
+            snapshot=plan.template or None,
+            labels={**plan.metadata, MARK: plan.name},
+            auto_stop_interval=minutes,
+        )
+        return f"daytona:{client.create(params, timeout=CREATE_SECONDS).id}"
+
+    def find(self, name: str) -> list[str]:
+        client = _get_client()
+        from daytona import ListSandboxesQuery
+
+        boxes = client.list(ListSandboxesQuery(labels={MARK: name}))
+        return [
+            f"daytona:{box.id}"
+            for box in boxes
+            if box.labels.get(MARK) == name and (box.state is None or box.state.value not in GONE)
+        ]
+
+    def end(self, name: str) -> None:
+        client = _get_client()
+        from daytona import DaytonaNotFoundError
+
+        with contextlib.suppress(DaytonaNotFoundError):
+            client.delete(client.get(name))

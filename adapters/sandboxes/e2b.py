@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.sandboxes.remote import (
     LONGEST_ARGUMENT,
+    MARK,
     RemoteSandbox,
     SandboxConnection,
     format_problem,
@@ -37,7 +38,7 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import CommandResult
+from sidecar.ports import CommandResult, SandboxPlan
 
 if TYPE_CHECKING:
     from e2b import Sandbox
@@ -68,21 +69,16 @@ class E2B:
 
     def reach(self, name: str, *, wake: bool) -> SandboxConnection:
         """Connect, resuming a paused sandbox if ``wake``. Raise ``SandboxGone`` or ``SandboxAsleep``."""
-        try:
-            from e2b import Sandbox
-        except ImportError:
-            raise SdkMissing(
-                "e2b: sandboxes need the E2B SDK, which is not installed.", hint="pip install 'memory-sidecar[e2b]'"
-            ) from None
+        sdk = _import_sandbox()
         detail = _read_detail(name)
         ends_at = detail.end_at.timestamp()
         if detail.state == "paused":
             if not wake:
                 raise SandboxAsleep(f"e2b:{name} is paused.")
-            box = Sandbox.connect(name, timeout=WAKE_SECONDS)
+            box = sdk.connect(name, timeout=WAKE_SECONDS)
             return SandboxConnection(box, time.time() + WAKE_SECONDS, woken=True, trips=2)
         if not isinstance(detail.envd_access_token, str):
-            return SandboxConnection(Sandbox.connect(name), ends_at, trips=2)
+            return SandboxConnection(sdk.connect(name), ends_at, trips=2)
         return SandboxConnection(_open_sandbox(detail, detail.envd_access_token), ends_at)
 
     def prolong(self, box: Sandbox, seconds: float) -> float:
@@ -244,3 +240,42 @@ def _open_sandbox(detail: SandboxDetail, token: str) -> Sandbox:
         traffic_access_token=None,
         connection_config=ConnectionConfig(extra_sandbox_headers=headers),
     )
+
+
+class E2BAccount:
+    """Creates, finds and ends sandboxes of the account that the environment names."""
+
+    vendor = E2B()
+
+    def create(self, plan: SandboxPlan) -> str:
+        sdk = _import_sandbox()
+        # The idempotency key covers a request that was sent twice; the metadata, one whose answer was lost for good.
+        box = sdk.create(
+            plan.template or None,
+            timeout=None if plan.timeout is None else round(plan.timeout),
+            metadata={**plan.metadata, MARK: plan.name},
+            idempotency_key=f"{plan.name}-{plan.attempt}",
+        )
+        return f"e2b:{box.sandbox_id}"
+
+    def find(self, name: str) -> list[str]:
+        sdk = _import_sandbox()
+        from e2b import SandboxQuery
+
+        pages, found = sdk.list(query=SandboxQuery(metadata={MARK: name})), []
+        while pages.has_next:
+            found += [f"e2b:{info.sandbox_id}" for info in pages.next_items() if info.metadata.get(MARK) == name]
+        return found
+
+    def end(self, name: str) -> None:
+        _import_sandbox().kill(name)  # False for one that does not exist
+
+
+def _import_sandbox() -> type[Sandbox]:
+    try:
+        from e2b import Sandbox
+    except ImportError:
+        raise SdkMissing(
+            "e2b: sandboxes need the E2B SDK, which is not installed.", hint="pip install 'memory-sidecar[e2b]'"
+        ) from None
+    return Sandbox

@@ -57,6 +57,9 @@ class LocalSandbox:
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._policy.ground(str(self.home), projects)
 
+    def holds(self, path: str) -> bool:
+        return self._locate(path).is_file()
+
     async def connect(self) -> SandboxStatus:
         return SandboxStatus()
 
@@ -100,8 +103,7 @@ class LocalSandbox:
 
     async def download(self, path: str) -> AsyncGenerator[bytes]:
         try:
-            place = self.home / path[2:] if path.startswith("~/") else Path(path)
-            with await asyncio.to_thread(_open_file, place) as file:
+            with await asyncio.to_thread(_open_file, self._locate(path)) as file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK):
                     yield chunk
         except OSError as problem:
@@ -113,6 +115,9 @@ class LocalSandbox:
 
     async def close(self) -> None:
         return None
+
+    def _locate(self, path: str) -> Path:
+        return self.home / path[2:] if path.startswith("~/") else Path(path)
 
     @contextlib.contextmanager
     def _translate_write_errors(self, path: str) -> Iterator[None]:

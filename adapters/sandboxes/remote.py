@@ -38,6 +38,8 @@ LONGEST_ARGUMENT = 126 << 10
 """Linux allows 128 KiB, the final zero included; some of it is needed by what others wrap around a command."""
 REMEMBERED_SECONDS = 5.0
 """For this long, what the provider said about a sandbox's end is taken as current."""
+MARK = "memory-sidecar-start"
+"""The metadata or label of a sandbox that was created here: the name of its plan."""
 SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
 T = TypeVar("T")
 
@@ -121,6 +123,9 @@ class RemoteSandbox:
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return None  # everything in it is the sandbox's own
+
+    def holds(self, path: str) -> bool:
+        return False  # only a request could tell
 
     async def connect(self) -> SandboxStatus:
         return (await self._connect_once()).presence

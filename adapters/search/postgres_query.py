@@ -9,8 +9,9 @@ from typing import Any
 from psycopg import AsyncCursor
 from psycopg.sql import SQL, Identifier
 
+from sidecar.models.answers import Hit
 from sidecar.records.record import clean_text
-from sidecar.search.port import Hit, Query, SearchHits
+from sidecar.search.port import Query, SearchHits
 
 HALF_LIFE_DAYS = 180
 """After this time, a record has to match twice as well."""

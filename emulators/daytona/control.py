@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -20,6 +21,8 @@ from emulators.values import moment, texts
 from emulators.wire import Request
 
 AUTO_STOP = 15
+PAGE = 100
+"""How many sandboxes a page of a listing has at most."""
 AS = "'setpriv --reuid={uid} --regid={uid} --clear-groups'"
 SUDO = """#!/bin/sh
 # sudo as far as it is needed: -n -H -u NAME [--preserve-env=A,B] [--] COMMAND…
@@ -173,6 +176,7 @@ class DaytonaEmulator(Emulator[DaytonaSandbox]):
         self, *, port: int = 0, key: str | None = None, base: Path | None = None, minute: float = 60.0
     ) -> None:
         self.minute = minute
+        self.page = PAGE
         super().__init__(port=port, key=key, base=base)
 
     @staticmethod
@@ -269,8 +273,13 @@ class DaytonaEmulator(Emulator[DaytonaSandbox]):
         exchange.json(200, sandbox.details())
 
     def _list(self, exchange: Exchange) -> None:
-        present = [sandbox.details() for sandbox in self.sandboxes() if sandbox.state != sandbox.GONE]
-        exchange.json(200, {"items": present, "nextCursor": None})
+        """Those that have all of the labels asked for, page by page."""
+        query = exchange.request.query
+        wanted = texts(json.loads(query.get("labels") or "{}"))
+        found = [one for one in self.sandboxes() if one.state != one.GONE and wanted.items() <= one.metadata.items()]
+        begin, size = int(query.get("cursor") or 0), min(int(query.get("limit") or self.page), self.page)
+        following = str(begin + size) if begin + size < len(found) else None
+        exchange.json(200, {"items": [one.details() for one in found[begin : begin + size]], "nextCursor": following})
 
 
 def _info(exchange: Exchange, sandbox: DaytonaSandbox, rest: list[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import parse_qsl, unquote
 
 from emulators.calls import Step
 from emulators.e2b import envd
@@ -15,6 +17,8 @@ from emulators.wire import Request
 
 ENVD_VERSION = "0.6.13"
 DEFAULT_TIMEOUT = 300
+PAGE = 100
+"""How many sandboxes a page of a listing has at most."""
 
 
 class E2BSandbox(Sandbox):
@@ -79,6 +83,10 @@ class E2BEmulator(Emulator[E2BSandbox]):
 
     def __init__(self, *, port: int = 0, key: str | None = None, base: Path | None = None, gzip: bool = True) -> None:
         self.gzip = gzip
+        self.page = PAGE
+        self._creating = threading.Lock()
+        self._created: dict[str, str] = {}
+        """The sandboxes that were created under an idempotency key."""
         super().__init__(port=port, key=key, base=base)
 
     @staticmethod
@@ -166,19 +174,36 @@ class E2BEmulator(Emulator[E2BSandbox]):
         return step, id, found
 
     def _create(self, exchange: Exchange) -> None:
-        asked = exchange.request.json()
-        sandbox = self.create(
+        asked, key = exchange.request.json(), exchange.request.header("Idempotency-Key")
+        with self._creating:
+            if key and (before := self.find(self._created.get(key, ""))) is not None:
+                exchange.json(201, before.identity())  # as it was answered before, whatever became of it
+                return
+            sandbox = self._create_as_asked(asked)
+            self._created |= {key: sandbox.id} if key else {}
+        exchange.json(201, sandbox.identity())
+
+    def _create_as_asked(self, asked: Mapping[str, object]) -> E2BSandbox:
+        """Every template exists, but those whose names begin with "missing"."""
+        if str(asked.get("templateID") or "base").startswith("missing"):
+            raise refusal(404, f"template '{asked['templateID']}' not found")
+        return self.create(
             timeout=_number(asked.get("timeout"), DEFAULT_TIMEOUT),
             on_timeout="pause" if asked.get("autoPause") else "kill",
             envs=texts(asked.get("envVars")),
             metadata=texts(asked.get("metadata")),
             template=str(asked.get("templateID") or "base"),
         )
-        exchange.json(201, sandbox.identity())
 
     def _list(self, exchange: Exchange) -> None:
-        states = set(exchange.request.query.get("state", "running,paused").split(","))
-        exchange.json(200, [sandbox.details() for sandbox in self.sandboxes() if sandbox.state in states])
+        """Those that have all of the metadata asked for, page by page: the header names where the next one begins."""
+        query = exchange.request.query
+        states = set(query.get("state", "running,paused").split(","))
+        wanted = {unquote(name): unquote(value) for name, value in parse_qsl(query.get("metadata", ""))}
+        found = [one for one in self.sandboxes() if one.state in states and wanted.items() <= one.metadata.items()]
+        begin, size = int(query.get("nextToken") or 0), min(int(query.get("limit") or self.page), self.page)
+        more = {"X-Next-Token": str(begin + size)} if begin + size < len(found) else {}
+        exchange.json(200, [one.details() for one in found[begin : begin + size]], more)
 
     def _info(self, exchange: Exchange, sandbox: E2BSandbox) -> None:
         exchange.json(200, sandbox.details())

@@ -9,7 +9,6 @@ from typing import Any
 from sidecar import __version__
 from sidecar.host.text import suggest
 from sidecar.policy.limits import REASONS
-from sidecar.search import KINDS
 
 EXIT_CODES = """exit codes:
   0 done   1 failed   2 wrong usage   4 restore incomplete   130 interrupted
@@ -28,12 +27,18 @@ EXAMPLES = {
     "attach": ["attach conductor --sandbox e2b:i3x9k2"],
     "detach": ["detach conductor"],
     "attachments": ["attachments"],
+    "start": ["start conductor --on e2b:base --timeout 3600", "start conductor --on daytona:my-snapshot --key job-7"],
+    "stop": ["stop conductor"],
     "import": ["import conductor home.tar.gz"],
     "download": ["download conductor -o conductor.tar.gz"],
     "list": ["list --json"],
     "log": ["log conductor"],
     "show": ["show conductor", "show conductor 20261116T0830"],
-    "diff": ["diff conductor"],
+    "diff": ["diff conductor", "diff conductor latest~5 latest --markdown", "diff conductor --sandbox e2b:i3x9k2"],
+    "records": ["records conductor --kind observation", "records conductor conversation:c7"],
+    "cat": ["cat conductor project/MEMORY.md"],
+    "history": ["history conductor project/MEMORY.md", "history conductor 3f2a91bc"],
+    "blame": ["blame conductor", "blame conductor project/MEMORY.md"],
     "fork": ["fork conductor experiment"],
     "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
     "accept": ["accept conductor"],
@@ -49,6 +54,7 @@ EXAMPLES = {
     "search": ['search "flaky deadlock"', "search deadlock --memory conductor --kind observation"],
     "index": ["index"],
     "rekey": ["rekey"],
+    "audit": ["audit --memory conductor --since 7d", "audit --verify"],
     "keygen": ["keygen -o memories.key"],
     "token": [
         "token create acme --memories 'acme/*' --role append-only --expires 90d --max-bytes 10GB",
@@ -178,6 +184,22 @@ def _add_attachment_commands(command: Any) -> None:
     detach.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
     detach.add_argument("--export", action="store_true", help="export it a last time first")
     command("attachments", "List the sandboxes that services look after.")
+    start = command("start", "Have a running service create a sandbox, restore a memory into it and look after it.")
+    start.add_argument("memory", metavar="MEMORY")
+    start.add_argument("--on", required=True, metavar="PLACE", help="e2b:TEMPLATE, daytona:SNAPSHOT or local:")
+    start.add_argument("--metadata", action="append", default=[], metavar="K=V", help="kept with it by its provider")
+    start.add_argument("--timeout", type=float, metavar="SECONDS", help="until its provider ends it")
+    start.add_argument("--key", metavar="KEY", help="under one key it is done once, however often it is called")
+    start.add_argument("--must-exist", action="store_true", help="a memory that is not there is an error")
+    start.add_argument("--checkpoint-every", type=float, metavar="SECONDS", help="between exports (default: 300)")
+    start.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
+    start.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    start.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
+    _add_user_option(start)
+    stop = command("stop", "Have a service export a sandbox, and end it once it is saved.")
+    stop.add_argument("memory", metavar="MEMORY")
+    stop.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
+    stop.add_argument("--discard", action="store_true", help="end it also if its memory cannot be saved")
 
 
 def _add_guard_options(verb: Any) -> None:
@@ -195,10 +217,7 @@ def _add_reading_commands(command: Any) -> None:
     show = command("show", "Show a snapshot and the files in it.")
     show.add_argument("memory", metavar="MEMORY")
     show.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
-    diff = command("diff", "Show what changed between two snapshots; by default, with the head.")
-    diff.add_argument("memory", metavar="MEMORY")
-    diff.add_argument("old", nargs="?", default="", metavar="A")
-    diff.add_argument("new", nargs="?", default="latest", metavar="B")
+    _add_record_commands(command)
     download = command("download", "Write a snapshot as an ordinary tarball.")
     download.add_argument("memory", metavar="MEMORY")
     download.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
@@ -212,10 +231,17 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument(
         "--memory", action="append", default=[], dest="in_memory", metavar="MEMORY", help="only in this one"
     )
-    search.add_argument("--kind", action="append", default=[], metavar="KIND", help=f"only {', '.join(KINDS)}")
+    search.add_argument(
+        "--kind", action="append", default=[], metavar="KIND", help="only these: observation, section, learning…"
+    )
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
+    audit = command("audit", "Show who did what to which memory, if [audit] is set.")
+    audit.add_argument("--memory", metavar="MEMORY", help="only calls on this one")
+    audit.add_argument("--since", metavar="TIME", help="24h, 7d, 2026-11-16T10:00Z (default: all)")
+    audit.add_argument("--verify", action="store_true", help="check that nothing was removed or altered (exit 1 if so)")
+    audit.add_argument("--file", metavar="FILE", help="read what [audit] file has, not the store")
     config = command("config", "Check the configuration, or print a page with every option.")
     config.add_argument("action", choices=("check", "options"))
     config.add_argument("--bind", metavar="HOST:PORT", help="check: as serve will be told")
@@ -241,6 +267,37 @@ def _add_reading_commands(command: Any) -> None:
     _add_user_option(doctor)
     doctor.add_argument("--layout", action="append", default=[], metavar="NAME", help="default: whatever is there")
     doctor.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+
+
+def _add_record_commands(command: Any) -> None:
+    diff = command("diff", "Show what changed between two snapshots, record by record; by default, with the head.")
+    diff.add_argument("memory", metavar="MEMORY")
+    diff.add_argument("old", nargs="?", default="", metavar="A", help="default: the parent of B")
+    diff.add_argument("new", nargs="?", default="latest", metavar="B", help="default: latest")
+    diff.add_argument("--files", action="store_true", help="only files and their sizes")
+    diff.add_argument("--with", dest="other", default="", metavar="MEMORY", help="B is a snapshot of this memory")
+    diff.add_argument("--sandbox", default="", metavar="REF", help="what this sandbox has that A, or the head, has not")
+    diff.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
+    diff.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these; message is counted only")
+    diff.add_argument("--markdown", action="store_true", help="for a pull request or a chat")
+    records = command("records", "List what a snapshot says.")
+    records.add_argument("memory", metavar="MEMORY")
+    records.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    records.add_argument("--kind", action="append", default=[], metavar="KIND", help="observation, section, learning…")
+    records.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many (default: all)")
+    cat = command("cat", "Print a file of a snapshot.")
+    cat.add_argument("memory", metavar="MEMORY")
+    cat.add_argument("path", metavar="PATH", help="as show writes it: project/MEMORY.md")
+    cat.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    history = command("history", "List every version of a file or a record, with its conversation.")
+    history.add_argument("memory", metavar="MEMORY")
+    history.add_argument("what", metavar="PATH|RECORD")
+    history.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame = command("blame", "Show which conversation and sandbox taught each record of a snapshot.")
+    blame.add_argument("memory", metavar="MEMORY")
+    blame.add_argument("path", nargs="?", default="", metavar="PATH")
+    blame.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
+    blame.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these")
 
 
 def _add_token_command(command: Any) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
-
-import msgspec
 
 from sidecar.cli.result import Result, Table, format_time
 from sidecar.cli.verbs import EXPORT_EXITS, build_export_result, build_restore_result
 from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProblem
-from sidecar.client.answers import Attached, Overview
 from sidecar.client.settings import URL
 from sidecar.engine import Engine
-from sidecar.errors import RestoreIncomplete, SidecarError
+from sidecar.errors import NotEnded, RestoreIncomplete, SidecarError, UsageError
 from sidecar.ids import build_instance_key
+from sidecar.models.answers import Attached, Attachment, Overview
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -77,6 +75,52 @@ async def run_detach(engine: Engine, args: argparse.Namespace) -> Result:
     )
 
 
+async def run_start(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``start``: have a service create a sandbox that remembers."""
+    metadata = dict(_split_pair(pair) for pair in args.metadata)
+    async with _open_client() as client:
+        await _check_store(client, engine.repository.store)
+        answer = await client.start(
+            args.memory,
+            on=args.on,
+            metadata=metadata,
+            timeout=args.timeout,
+            must_exist=args.must_exist,
+            layouts=args.layout,
+            projects=args.project,
+            checkpoint_every=args.checkpoint_every,
+            conversation=args.conversation,
+            user=args.user,
+            idempotency_key=args.key,
+        )
+    one = answer.attachment
+    words: list[str | Table] = build_restore_result(answer.restored).words if answer.restored else []
+    words.append(f"{one.memory}: {one.sandbox} was started and is looked after.")
+    return Result({"sandbox": one.sandbox, **_build_document(answer)}, words)
+
+
+async def run_stop(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``stop``: have a service export a sandbox and end it."""
+    async with _open_client() as client:
+        await _check_store(client, engine.repository.store)
+        try:
+            answer = await client.stop(args.memory, sandbox=args.sandbox, discard=args.discard)
+        except SidecarProblem as problem:
+            if problem.code == NotEnded.code:
+                raise NotEnded(problem.message, hint=problem.hint) from None
+            raise
+    words: list[str | Table] = build_export_result(answer.exported).words if answer.exported else []
+    words.append(f"{answer.attachment.memory}: {answer.attachment.sandbox} was ended.")
+    return Result({"sandbox": answer.attachment.sandbox, **_build_document(answer)}, words)
+
+
+def _split_pair(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not name or not equals:
+        raise UsageError(f"{pair!r} is no metadata.", hint="Write --metadata NAME=VALUE.")
+    return name, value
+
+
 async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``attachments``: list the attachments of all services on the store."""
     async with _open_client() as client:
@@ -95,7 +139,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     table = Table(
         ("MEMORY", "SANDBOX", "STATE", "SAVED (UTC)", "CONVERSATION", "PROBLEM"), rows, "No sandbox is looked after."
     )
-    return Result(msgspec.to_builtins(answer), [table])
+    return Result({**asdict(answer), "attachments": [*map(_describe, answer.attachments)]}, [table])
 
 
 def _open_client() -> AsyncClient:
@@ -124,6 +168,12 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
 
 
 def _build_document(answer: Attached) -> dict[str, Any]:
-    parts = {"restored": answer.restored, "exported": answer.exported}
-    told = {name: asdict(part) for name, part in parts.items() if is_dataclass(part)}
-    return {"attachment": msgspec.to_builtins(answer.attachment), **told}
+    receipts = {"restored": answer.restored, "exported": answer.exported}
+    told = {name: receipt.as_dict() for name, receipt in receipts.items() if receipt is not None}
+    return {"attachment": _describe(answer.attachment), **told}
+
+
+def _describe(attachment: Attachment) -> dict[str, Any]:
+    document = asdict(attachment)
+    del document["generation"]  # between services
+    return document

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from sidecar.cli.result import Result, Table
@@ -24,15 +25,19 @@ from sidecar.config.settings import (
 )
 from sidecar.engine import Engine
 from sidecar.errors import BadConfig, BadReference, SidecarError
+from sidecar.host.field_docs import read_field_docs
 from sidecar.host.sections import list_settable, name_variable
 from sidecar.host.text import format_count
 from sidecar.layouts import load_built_in
+from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Webhook
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
+DUE_TIMES = 3
+"""How many of the next times of a cron expression are listed."""
 
 
 def run_config(args: argparse.Namespace) -> Result:
@@ -47,7 +52,7 @@ def run_config(args: argparse.Namespace) -> Result:
     if args.bind:
         config = replace(config, service=replace(config.service, bind=args.bind))
     found = asyncio.run(_try_to_start(config, args))
-    changed = _list_changes(config)
+    changed, schedule = _list_changes(config), _list_schedule(config)
     document = {
         "store": config.store,
         "direct": config.direct,
@@ -58,6 +63,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "encrypts": found.keys.encrypts,
         "signs": found.keys.signs,
         "key_warnings": list(found.keys.warnings),
+        "schedule": [asdict(row) for row in schedule],
         "unknown_variables": sorted(unknown := list_unknown_variables()),
         "changed": {name: value for name, value, _ in changed},
     }
@@ -65,7 +71,35 @@ def run_config(args: argparse.Namespace) -> Result:
     table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
     warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
     warnings += [*found.keys.warnings, *found.notes]
-    return _build_result(document, [table], warnings, found.problems)
+    words: list[str | Table] = [table]
+    if schedule:
+        words.append(
+            Table(("AT", "EXPRESSION", "NEXT"), [(row.option, row.expression, row.next[0]) for row in schedule])
+        )
+    return _build_result(document, words, warnings, found.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScheduleRow:
+    """An option with a cron expression, and when it is due next, on the clocks of its time zone."""
+
+    option: str
+    expression: str
+    timezone: str
+    next: list[str]
+
+
+def _list_schedule(config: Config) -> list[_ScheduleRow]:
+    service = config.service
+    options = {"retention.at": config.retention.at, "service.checkpoint_at": service.checkpoint_at}
+    options["service.drill_at"] = service.drill_at
+    rows = []
+    for option, text in options.items():
+        if cron := service.find_cron(text):
+            due = islice(cron.list_next(datetime.now(UTC)), DUE_TIMES)
+            shown = [moment.astimezone(cron.zone).isoformat() for moment in due]
+            rows.append(_ScheduleRow(option, text, service.timezone, shown))
+    return rows
 
 
 def _build_result(
@@ -112,6 +146,9 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
         found.searched = open_search(config.postgres) is not None
     with noted():
         found.keys = read_given_keys(config.encryption, config.signing)
+    if config.adopt.folder:
+        folder = Path(config.adopt.folder).expanduser()
+        list_backups(folder, lambda file, why, hint: found.notes.append(f"{file} is not adopted: {why} {hint}"))
     repository = None
     with noted():
         repository = open_repository(config.store, found.keys)
@@ -219,23 +256,9 @@ def render_options_page() -> str:
 
 
 def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:
-    """Return name, default and description of each field. The description is the docstring below the field in the
-    source."""
-    about: dict[str, str] = {}
-    last = ""
-    for node in [node for one in reversed(kind.__mro__[:-1]) for node in _parse_body(one)[1:]]:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            last = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and last:
-            about[last] = " ".join(str(node.value.value).split())
+    """Return name, default and description of each field."""
+    about = read_field_docs(kind)
     return [(entry.name, _find_default(entry), about.get(entry.name, "")) for entry in fields(kind)]
-
-
-def _parse_body(kind: type[Any]) -> list[ast.stmt]:
-    """Return the statements of a class, its docstring first (a placeholder if it has none)."""
-    body = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return body.body if ast.get_docstring(body) is not None else [ast.Pass(), *body.body]
 
 
 def _list_tables(kind: type[Any]) -> set[str]:

@@ -1,26 +1,33 @@
-"""``doctor``: check that everything is ready, and say what to do if not."""
+"""``doctor`` and ``verify``: check that everything is ready and every snapshot intact, and say what to do if not."""
 
 from __future__ import annotations
 
 import argparse
+import random
 import shutil
 import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from sidecar.cli.layouts import build_roots_document, describe_roots
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
+from sidecar.engine.drills import choose_drills, run_drill
+from sidecar.engine.queries import list_existing_ids
 from sidecar.engine.sandbox.identity import SHOULD_IT
-from sidecar.engine.sandbox.inspection import SeenRoot, describe_near_totals, inspect_sandbox
-from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError
+from sidecar.engine.sandbox.inspection import describe_near_totals, inspect_sandbox, sum_tiers
+from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreError, UsageError
+from sidecar.format.protocol import SeenRoot
 from sidecar.host.text import format_count
+from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signed_store import SignedStore
+from sidecar.store.verification import MemoryReport, verify_memory
 
 MOST_NAMED = 5
 LOOK = 'echo "home $HOME"; echo "user $(id -un)"; command -v python3 || echo "no python3"'
@@ -116,9 +123,9 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
             roots.extend(await inspect_sandbox(engine, box, args.layout, args.project))
         finally:
             await box.close()
-        if not any(root.total.files for root in roots):
+        if not any(sum_tiers(root).files for root in roots):
             raise NoMemoryFound(f"{args.sandbox} has no memory of any layout.", hint=_suggest_cure(args))
-        files, bytes = (sum(getattr(root.total, name) for root in roots) for name in ("files", "bytes"))
+        files, bytes = (sum(getattr(sum_tiers(root), name) for root in roots) for name in ("files", "bytes"))
         names = ", ".join(root.name for root in roots) or "no layout"
         return f"{format_count(files, 'file')}, {format_size(bytes)}, in {names}"
 
@@ -162,3 +169,61 @@ def _suggest_cure(args: argparse.Namespace) -> str:
     if args.project is None:
         return f"If its memory is in a project's folder, name that: --project PATH. {new}"
     return f"Check the folders named with --project. {new}"
+
+
+async def run_verify(engine: Engine, args: argparse.Namespace) -> Result:
+    """Read everything and compare hashes; with ``--drill``, restore some snapshots into a scratch folder instead."""
+    if args.memory and (await engine.repository.head(args.memory)).version is None:
+        await list_existing_ids(engine.repository, args.memory)
+    if args.drill:
+        return await _run_drills(engine, args)
+    memories = [args.memory] if args.memory else await engine.repository.memories()
+    reports = [await verify_memory(engine.repository, memory, engine.progress) for memory in memories]
+    beside = {report.memory: await check_memory(engine.repository, report.memory) for report in reports}
+    problems = await check_keys(engine.repository)
+    problems += await check_store(engine.repository) if not args.memory else []
+    ok = all(report.ok and not beside[report.memory] for report in reports) and not problems
+    words: list[str | Table] = []
+    for report in reports:
+        bad = [row for row in report.snapshots if not row.ok]
+        words.append(
+            f"{report.memory}: {format_count(len(report.snapshots), 'snapshot')}, {format_count(report.objects, 'object')}, "
+            f"{format_size(report.bytes)}: {_describe_verdict(report, beside[report.memory])}"
+        )
+        words += [f"  Head: {report.head_problem}"] if report.head_problem else []
+        words += [f"  Cure: {report.cure}"] if report.cure else []
+        words += [f"  {row.snapshot}: {row.problem}" for row in bad]
+        words += [f"  {problem}" for problem in beside[report.memory]]
+    words = [*(words or [f"There are no memories in {engine.repository.store.url}."]), *problems]
+    rows = [
+        {**asdict(report), "ok": report.ok and not beside[report.memory], "problems": beside[report.memory]}
+        for report in reports
+    ]
+    return Result({"ok": ok, "memories": rows, "problems": problems}, words, 0 if ok else 1)
+
+
+def _describe_verdict(report: MemoryReport, beside: list[str]) -> str:
+    if report.ok:
+        return f"snapshots whole, {format_count(len(beside), 'other problem')}" if beside else "all whole"
+    return f"{report.damaged:,} damaged" if report.damaged else "snapshots whole, a problem with the head"
+
+
+async def _run_drills(engine: Engine, args: argparse.Namespace) -> Result:
+    if args.count < 1:
+        raise UsageError("--count must be 1 or more.")
+    chosen = await choose_drills(engine, args.memory or "", args.count, random.SystemRandom())
+    done = [await run_drill(engine, memory, snapshot) for memory, snapshot in chosen]
+    ok = all(one.ok for one in done)
+    rows = [
+        (
+            "ok" if one.ok else "!!",
+            one.memory,
+            one.snapshot,
+            f"{one.files:,}",
+            format_size(one.bytes),
+            one.problem or f"{format_count(one.databases, 'database')} checked, {one.duration_ms} ms",
+        )
+        for one in done
+    ]
+    table = Table(("", "MEMORY", "SNAPSHOT", "FILES", "SIZE", "CAME BACK"), rows, "There is no snapshot to bring back.")
+    return Result({"ok": ok, "drills": [asdict(one) for one in done]}, [table], 0 if ok else 1)

@@ -9,7 +9,8 @@ from typing import Any
 
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
-from sidecar.engine.sandbox.inspection import SeenRoot
+from sidecar.engine.sandbox.inspection import advise, sum_tiers
+from sidecar.format.protocol import SeenRoot
 from sidecar.host.text import format_count
 from sidecar.layouts import Layout, RootSpec, choose_layouts
 
@@ -92,8 +93,8 @@ def describe_roots(roots: Sequence[SeenRoot]) -> list[str | Table]:
                 (
                     f"{root.layout} {root.version}".strip(),
                     root.folder,
-                    f"{root.total.files:,}",
-                    format_size(root.total.bytes),
+                    f"{sum_tiers(root).files:,}",
+                    format_size(sum_tiers(root).bytes),
                     *(format_size(root.tiers[tier].bytes) for tier in ("hot", "warm", "cold", "rebuildable")),
                 )
                 for root in roots
@@ -109,10 +110,10 @@ def describe_roots(roots: Sequence[SeenRoot]) -> list[str | Table]:
             counts = ", ".join(f"{format_count(count, 'path')} {reason}" for reason, count in root.reasons.items())
             shown = ", ".join(f"{skip.path} ({skip.reason})" for skip in root.skipped[:SHOWN])
             words.append(f"{root.name}: left out {counts}. {shown}{' …' if len(root.skipped) > SHOWN else ''}")
-        words += root.advice
+        words += advise(root)
     return words
 
 
 def build_roots_document(roots: Sequence[SeenRoot]) -> list[dict[str, Any]]:
     """Return the roots of a sandbox for JSON output."""
-    return [{**asdict(root), "total": asdict(root.total), "advice": root.advice} for root in roots]
+    return [{**asdict(root), "total": asdict(sum_tiers(root)), "advice": advise(root)} for root in roots]

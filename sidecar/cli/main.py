@@ -14,14 +14,22 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.cli.arguments import build_parser, suggest_command
 from sidecar.cli.result import Result
 from sidecar.cli.screen import ProgressBar, is_terminal, print_error, route_logs, show_result
 from sidecar.errors import BadConfig, BadReference, Interrupted, SidecarError
+
+if TYPE_CHECKING:
+    from sidecar.audit.settings import Audit
+    from sidecar.engine import Engine
+    from sidecar.ports import Store
+
+CHANGING = ("export", "import", "fork", "rollback", "accept", "delete")
+LATER = "The memory itself is safe; `memory-sidecar index`, its next export or a service catches up."
 
 # Imported only when called, so that every command starts fast.
 COMMANDS = {
@@ -30,16 +38,22 @@ COMMANDS = {
     "attach": "attachments.run_attach",
     "detach": "attachments.run_detach",
     "attachments": "attachments.run_attachments",
+    "start": "attachments.run_start",
+    "stop": "attachments.run_stop",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
     "list": "stores.run_list",
     "log": "stores.run_log",
     "show": "stores.run_show",
-    "diff": "stores.run_diff",
+    "diff": "records.run_diff",
+    "records": "records.run_records",
+    "cat": "records.run_cat",
+    "history": "records.run_history",
+    "blame": "records.run_blame",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "accept": "stores.run_accept",
-    "verify": "verify.run_verify",
+    "verify": "doctor.run_verify",
     "forget": "retention.run_forget",
     "pin": "retention.run_pin",
     "unpin": "retention.run_unpin",
@@ -51,6 +65,7 @@ COMMANDS = {
     "search": "search.run_search",
     "index": "search.run_index",
     "rekey": "keys.run_rekey",
+    "audit": "audit.run_audit",
 }
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
@@ -123,12 +138,11 @@ def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
 
 async def _run(args: argparse.Namespace) -> Result:
     """Read the config, open the store and run a command that needs them."""
-    from sidecar.cli.index_update import update_index
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine import Engine
     from sidecar.store.encryption.keys_given import read_given_keys
-    from sidecar.wiring import find_store_folder, open_index, open_repository, open_sandbox
+    from sidecar.wiring import find_store_folder, open_index, open_provider, open_repository, open_sandbox
 
     if "memory" in args and args.memory is not None:
         from sidecar.ids import check_memory_id
@@ -149,6 +163,7 @@ async def _run(args: argparse.Namespace) -> Result:
     engine = Engine(
         repository=repository,
         open_sandbox=open_sandbox,
+        open_provider=open_provider,
         layouts=config.layouts,
         limits=config.limits,
         guards=config.guards,
@@ -158,7 +173,7 @@ async def _run(args: argparse.Namespace) -> Result:
         restoring=config.restore,
         direct=config.direct,
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
-        index=open_index(repository, config.postgres) if args.command in WITH_INDEX else None,
+        index=open_index(repository, config.postgres, config.layouts) if args.command in WITH_INDEX else None,
     )
     # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -166,12 +181,25 @@ async def _run(args: argparse.Namespace) -> Result:
         # A service prints lines to be copied, which a progress bar on the same screen would break.
         with_bar = is_terminal() and not args.json and args.command not in LASTING
         with ProgressBar() if with_bar else contextlib.nullcontext() as bar:
-            result: Result = await command(replace(engine, progress=bar) if bar else engine, args)
-            return await update_index(engine, args, result, config.postgres.wait)
+            run = functools.partial(command, replace(engine, progress=bar) if bar else engine, args)
+            result = await _run_recorded(config.audit, repository.store, args, run)
+            return await _update_index(engine, args, result, config.postgres.wait)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         await repository.store.close()
+
+
+async def _run_recorded(
+    audit: Audit, store: Store, args: argparse.Namespace, run: Callable[[], Awaitable[Result]]
+) -> Result:
+    """Run a command, and record it if an audit is kept that tells of such."""
+    if audit.kept:
+        from sidecar.cli.audit import CHANGING, READING, record_command
+
+        if args.command in CHANGING | READING:
+            return await record_command(audit, store, args, run)
+    return await run()
 
 
 def _warn(warnings: Sequence[str], log: str, *, beside: bool) -> None:
@@ -205,3 +233,30 @@ def _fail(problem: SidecarError, wants_json: bool) -> int:
         print(json.dumps({"error": details}))
     print_error(f"{problem.message} {problem.hint}".rstrip())
     return problem.exit_code
+
+
+async def _update_index(engine: Engine, args: argparse.Namespace, result: Result, seconds: float) -> Result:
+    """Update a changed memory in the search database, if there is one. Return the result, with a warning if that did
+    not succeed in time."""
+    if engine.index is None or args.command not in CHANGING:
+        return result
+    memory = args.new if args.command == "fork" else args.memory
+    try:
+        async with asyncio.timeout(seconds):
+            await engine.index.update_memory(memory)
+    except TimeoutError:
+        return _add_warning(
+            result, f"Search does not know of this yet: writing it took longer than {seconds:g} s. {LATER}"
+        )
+    except SidecarError as problem:
+        return _add_warning(result, f"Search does not know of this yet: {problem.message} {LATER}")
+    except Exception as problem:  # a bug here must not cost the command its receipt
+        return _add_warning(result, f"Search does not know of this yet: {type(problem).__name__}: {problem}. {LATER}")
+    except asyncio.CancelledError:  # SIGTERM: the receipt is printed even so
+        return _add_warning(result, f"Search does not know of this yet: it was interrupted. {LATER}")
+    return result
+
+
+def _add_warning(result: Result, warning: str) -> Result:
+    document = {**result.document, "warnings": [*result.document.get("warnings", []), warning]}
+    return replace(result, document=document, words=[*result.words, f"Warning: {warning}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,18 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     empty: str = ""
+
+
+class Line(str):
+    """A line for people that a terminal shows in a colour ("red", "green", "yellow", "bold", "dim"), and cut to its
+    width."""
+
+    colour: str
+
+    def __new__(cls, text: str, colour: str = "") -> Self:
+        line = super().__new__(cls, text)
+        line.colour = colour
+        return line
 
 
 @dataclass(frozen=True, slots=True)

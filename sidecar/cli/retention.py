@@ -12,10 +12,11 @@ from sidecar.engine import Engine
 from sidecar.engine.queries import list_existing_ids
 from sidecar.errors import UsageError
 from sidecar.host.text import format_count, parse_duration
+from sidecar.models.answers import Forgotten, Pinned
 from sidecar.policy.retention import Retention, RetentionRules
 from sidecar.policy.validation import check_retention
 from sidecar.store.pins import pin, unpin
-from sidecar.store.retention import Forgot, forget, forget_all
+from sidecar.store.retention import forget, forget_all
 
 
 async def run_forget(engine: Engine, args: argparse.Namespace) -> Result:
@@ -70,12 +71,13 @@ def _parse_grace(text: str) -> str:
     return f"{seconds:.3f}s"
 
 
-def _build_document(row: Forgot) -> dict[str, Any]:
+def _build_document(row: Forgotten) -> dict[str, Any]:
     document = asdict(row)
+    del document["dry_run"]
     return {**document, **document.pop("collected"), "problem": row.problem or row.collected.problem}
 
 
-def _describe_forgotten(row: Forgot, dry_run: bool) -> list[str | Table]:
+def _describe_forgotten(row: Forgotten, dry_run: bool) -> list[str | Table]:
     now = datetime.now(UTC)
     table = Table(
         ("SNAPSHOT", "AGE", "SIZE", "LABEL", "DECISION"),
@@ -115,11 +117,11 @@ async def run_pin(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``pin``."""
     snapshot = await pin(engine.repository, args.memory, args.snapshot)
     words = f"{args.memory}: {snapshot} is pinned. It stays until `memory-sidecar unpin {args.memory} {snapshot}`."
-    return Result({"memory": args.memory, "snapshot": snapshot, "pinned": True}, [words])
+    return Result(asdict(Pinned(memory=args.memory, snapshot=snapshot, pinned=True)), [words])
 
 
 async def run_unpin(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``unpin``."""
     snapshot = await unpin(engine.repository, args.memory, args.snapshot)
     words = f"{args.memory}: {snapshot} is not pinned; the rules decide how long it stays."
-    return Result({"memory": args.memory, "snapshot": snapshot, "pinned": False}, [words])
+    return Result(asdict(Pinned(memory=args.memory, snapshot=snapshot, pinned=False)), [words])

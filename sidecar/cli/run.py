@@ -83,8 +83,13 @@ class _Service:
     async def running(self) -> AsyncIterator[str]:
         """Start the service and yield its address; stop it at the end. Raise what keeps it from starting."""
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        given = self._config
         config = ServiceConfig(
-            service=self._config.service, webhooks=self._config.webhooks, index_every=self._config.postgres.every
+            service=given.service,
+            webhooks=given.webhooks,
+            audit=given.audit,
+            index_every=given.postgres.every,
+            adopt=given.adopt.folder,
         )
         orders = Orders(self._stopping, self.hurried)
         serving = asyncio.create_task(serve(self._engine, config, ready=address.set_result, orders=orders, beside=True))

@@ -6,11 +6,13 @@ Everything that people see on stdout and stderr passes through here, and what is
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.cli.result import Result, Table
+from sidecar.cli.result import Line, Result, Table
 from sidecar.host.text import make_printable
 
 if TYPE_CHECKING:
@@ -18,17 +20,31 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PATIENCE_SECONDS = 1.0
+COLOURS = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m", "bold": "\x1b[1m", "dim": "\x1b[2m"}
 
 
 def show_result(result: Result) -> None:
     """Print a result for people."""
     for item in result.words:
-        if isinstance(item, str):
+        if isinstance(item, Line):
+            print(_paint(item))
+        elif isinstance(item, str):
             print(make_printable(item))
         elif not item.rows:
             print(make_printable(item.empty))
         else:
             _show_table(item)
+
+
+def _paint(line: Line) -> str:
+    """Return a line as it is printed. The colour is added after everything else was made printable."""
+    text = make_printable(line.expandtabs(4))
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    text = text if len(text) <= width else f"{text[: max(1, width - 1)]}…"
+    colour = "" if os.environ.get("NO_COLOR") else COLOURS.get(line.colour, "")
+    return f"{colour}{text}\x1b[0m" if colour else text
 
 
 def _show_table(table: Table) -> None:

@@ -12,8 +12,8 @@ from sidecar.engine.queries import build_not_found_error
 from sidecar.errors import NoIndex, UsageError
 from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id
-from sidecar.search import KINDS
-from sidecar.search.port import Hit, Query
+from sidecar.models.answers import RECORD_KINDS, Hit
+from sidecar.search.port import Query
 from sidecar.search.upkeep import IndexResult, SearchIndex
 
 MOST = 1000
@@ -36,25 +36,18 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
         raise UsageError("There is nothing to search for.", hint='memory-sidecar search "some words"')
     if not 1 <= args.limit <= MOST:
         raise UsageError(f"--limit must be from 1 to {MOST}.")
-    if unknown := [kind for kind in args.kind if kind not in KINDS]:
-        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(KINDS)}.")
+    if unknown := [kind for kind in args.kind if kind not in RECORD_KINDS]:
+        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(RECORD_KINDS)}.")
     memories = [check_memory_id(memory) for memory in args.in_memory]
     answer = await index.search(Query(words=words, memories=memories, kinds=args.kind, limit=args.limit))
     table = Table(
         ("MEMORY", "KIND", "WHEN (UTC)", "TITLE", "WHERE IT SAYS SO"),
-        [_build_row(hit) for hit in answer.found.hits],
+        [_build_row(hit) for hit in answer.hits],
         _describe_no_hits(answer.unindexed),
     )
-    more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.found.more else []
+    more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.more else []
     behind = [f"{memory}: {BEHIND}" for memory in answer.behind]
-    document = {
-        "query": words,
-        "hits": [asdict(hit) for hit in answer.found.hits],
-        "more": answer.found.more,
-        "behind": answer.behind,
-        "unindexed": answer.unindexed,
-    }
-    return Result(document, [table, *more, *behind])
+    return Result(asdict(answer), [table, *more, *behind])
 
 
 def _describe_no_hits(unindexed: Sequence[str]) -> str:

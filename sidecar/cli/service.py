@@ -50,7 +50,13 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
         print(SERVING.format(url=url, page=_describe_page(settings, url)) + _describe_calls(settings, url), flush=True)
 
     try:
-        service = ServiceConfig(service=settings, webhooks=config.webhooks, index_every=config.postgres.every)
+        service = ServiceConfig(
+            service=settings,
+            webhooks=config.webhooks,
+            index_every=config.postgres.every,
+            adopt=config.adopt.folder,
+            audit=config.audit,
+        )
         code = await serve(replace(engine, progress=NoProgress()), service, ready=ready)
     except BadConfig as problem:
         raise add_location(problem, find_config_file(args.config)) from None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from sidecar.cli.records import describe_counts
 from sidecar.cli.result import Result, Table, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import (
-    EntryRow,
-    SnapshotRow,
     build_not_found_error,
-    compare_snapshots,
     list_memories,
     list_snapshots,
     read_contents,
@@ -20,12 +18,13 @@ from sidecar.engine.queries import (
 from sidecar.errors import UsageError
 from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id, escape_id
+from sidecar.models.answers import Deleted, Entry, Snapshot
 from sidecar.store.manifest import count_scrubbed, describe_trimmed
 
 
 async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``list``: the memories of the store."""
-    rows = await list_memories(engine.repository)
+    found = await list_memories(engine.repository)
     table = Table(
         ("MEMORY", "HEAD", "CREATED (UTC)", "SNAPSHOTS", "FILES", "SIZE", "STORED"),
         [
@@ -38,28 +37,33 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
                 format_size(row.bytes),
                 format_size(row.stored_bytes),
             )
-            for row in rows
+            for row in found.memories
         ],
-        f"There are no memories in {engine.repository.store.url}.",
+        f"There are no memories in {found.store}.",
     )
-    return Result({"store": engine.repository.store.url, "memories": [asdict(row) for row in rows]}, [table])
+    return Result(asdict(found), [table])
 
 
 async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``log``: the snapshots of a memory."""
-    state, rows = await list_snapshots(engine.repository, args.memory)
+    found = await list_snapshots(engine.repository, args.memory)
     table = Table(
-        ("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS", "CONVERSATION", "LABEL"),
+        (
+            *("SNAPSHOT", "CREATED (UTC)", "STANDING", "FILES", "SIZE", "STORED", "PACKS"),
+            *("CONVERSATION", "SANDBOX", "WHAT CHANGED", "LABEL"),
+        ),
         [
             (
                 row.snapshot,
                 format_time(row.created) if row.created else "",
-                _describe_standing(row, state.snapshot),
+                _describe_standing(row, found.head),
                 f"{row.files:,}",
                 format_size(row.bytes),
                 format_size(row.stored_bytes),
                 str(row.packs),
                 row.conversation,
+                row.sandbox,
+                describe_counts(row.changes) if row.standing != "damaged" else "",
                 " ".join(
                     filter(
                         None,
@@ -71,36 +75,30 @@ async def run_log(engine: Engine, args: argparse.Namespace) -> Result:
                     )
                 ),
             )
-            for row in rows
+            for row in found.snapshots
         ],
     )
     words: list[str | Table] = []
-    if state.problem:
-        words = [f"{state.problem} `memory-sidecar verify {args.memory}` says what to do."]
-    document = {
-        "memory": args.memory,
-        "head": state.snapshot or None,
-        "problem": state.problem,
-        "snapshots": [asdict(row) for row in rows],
-    }
-    return Result(document, [*words, table])
+    if found.problem:
+        words = [f"{found.problem} `memory-sidecar verify {args.memory}` says what to do."]
+    return Result(asdict(found), [*words, table])
 
 
-def _describe_standing(row: SnapshotRow, head: str) -> str:
+def _describe_standing(row: Snapshot, head: str | None) -> str:
     was = ["head"] if row.standing == "damaged" and row.snapshot == head else []
     return ", ".join([*was, row.standing, *(["pinned"] if row.pinned else [])])
 
 
-def _describe_pin(row: SnapshotRow) -> str:
+def _describe_pin(row: Snapshot) -> str:
     return f"({row.pinned_because})" if row.pinned_because else ""
 
 
-def _describe_objection(row: SnapshotRow) -> str:
+def _describe_objection(row: Snapshot) -> str:
     """Return why a snapshot was rejected; empty for one that became the head anyway."""
     return row.rejected if row.standing == "rejected" else ""
 
 
-def _describe_scrubbed(row: SnapshotRow) -> str:
+def _describe_scrubbed(row: Snapshot) -> str:
     return f"({row.scrubbed:,} private passages or credentials taken out)" if row.scrubbed else ""
 
 
@@ -137,45 +135,22 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
     return Result({**asdict(manifest), **standing, "entries": entries}, words)
 
 
-def _format_path(row: EntryRow) -> str:
+def _format_path(row: Entry) -> str:
     suffix = {"dir": "/", "link": f" -> {row.target}"}.get(row.type, "")
     return f"{row.path}{suffix}"
 
 
-async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
-    """Run ``diff``: what changed between two snapshots."""
-    found = await compare_snapshots(engine.repository, args.memory, args.old, args.new)
-    document = {
-        "memory": args.memory,
-        "from": found.old,
-        "to": found.new,
-        "added": [asdict(row) for row in found.added],
-        "removed": [asdict(row) for row in found.removed],
-        "changed": [asdict(row) for row in found.changed],
-    }
-    rows = (
-        [("+", format_size(row.size), row.path) for row in found.added]
-        + [("-", format_size(row.size), row.path) for row in found.removed]
-        + [("~", f"{format_size(row.old_size)} → {format_size(row.new_size)}", row.path) for row in found.changed]
-    )
-    return Result(document, [f"{found.old} → {found.new}", Table(("", "SIZE", "PATH"), rows, "No difference.")])
-
-
 async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``fork``."""
-    manifest = await fork(engine.repository, args.memory, args.new, args.snapshot)
-    document = {"memory": args.new, "snapshot": manifest.snapshot, "from": args.memory, "origin": manifest.origin}
-    return Result(document, [f"{args.new}: {manifest.snapshot}, a {manifest.origin}."])
+    done = await fork(engine.repository, args.memory, args.new, args.snapshot)
+    return Result({**asdict(done), "from": args.memory}, [f"{done.memory}: {done.snapshot}, a {done.origin}."])
 
 
 async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``rollback``."""
-    head, before = await rollback(engine.repository, args.memory, args.snapshot)
-    document = {"memory": args.memory, "head": head.snapshot, "previous": before or None}
-    return Result(
-        document,
-        [f"{args.memory}: the head is {head.snapshot} now; it was {before or 'unreadable'}. Nothing was removed."],
-    )
+    done = await rollback(engine.repository, args.memory, args.snapshot)
+    was = done.previous or "unreadable"
+    return Result(asdict(done), [f"{args.memory}: the head is {done.head} now; it was {was}. Nothing was removed."])
 
 
 async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
@@ -207,6 +182,6 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
     return Result(
-        {"memory": args.memory, "removed": removed},
+        asdict(Deleted(memory=args.memory, removed=removed)),
         [f"{args.memory}: every byte removed ({format_count(removed, 'object')})."],
     )

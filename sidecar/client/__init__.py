@@ -11,11 +11,23 @@
 
 from __future__ import annotations
 
-from sidecar.client.answers import (
+from sidecar.client.asynchronous import AsyncClient, AsyncConversation
+from sidecar.client.problems import (
+    NotRestored,
+    NotSaved,
+    ServiceUnreachable,
+    SidecarProblem,
+    UnexpectedAnswer,
+)
+from sidecar.client.retries import Retries
+from sidecar.client.synchronous import Client, Conversation
+from sidecar.errors import SidecarError
+from sidecar.models.answers import (
     Acceptance,
     Attached,
     Attachment,
     Change,
+    Counts,
     Deleted,
     Difference,
     Entry,
@@ -34,17 +46,17 @@ from sidecar.client.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.client.asynchronous import AsyncClient, AsyncConversation
-from sidecar.client.problems import (
-    NotRestored,
-    NotSaved,
-    ServiceUnreachable,
-    SidecarProblem,
-    UnexpectedAnswer,
+from sidecar.models.records import (
+    Blame,
+    BlamedRecord,
+    Comparison,
+    FileChange,
+    HistoryEntry,
+    Origin,
+    RecordChange,
+    RecordRow,
+    Records,
 )
-from sidecar.client.retries import Retries
-from sidecar.client.synchronous import Client, Conversation
-from sidecar.errors import SidecarError
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
 __all__ = [
@@ -53,9 +65,13 @@ __all__ = [
     "AsyncConversation",
     "Attached",
     "Attachment",
+    "Blame",
+    "BlamedRecord",
     "Change",
     "Client",
+    "Comparison",
     "Conversation",
+    "Counts",
     "Deleted",
     "Difference",
     "Entry",
@@ -63,17 +79,23 @@ __all__ = [
     "ExportOutcome",
     "ExportReceipt",
     "Fate",
+    "FileChange",
     "Forgotten",
     "Forked",
     "Found",
     "Head",
+    "HistoryEntry",
     "Hit",
     "Memory",
     "NotRestored",
     "NotSaved",
     "Operation",
+    "Origin",
     "Overview",
     "Pinned",
+    "RecordChange",
+    "RecordRow",
+    "Records",
     "RestoreOutcome",
     "RestoreReceipt",
     "Retries",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from dataclasses import dataclass
 
-from sidecar.client import calls
 from sidecar.client.problems import NotRestored, NotSaved
-from sidecar.client.wire import Call
+from sidecar.client.wire import Call, build_keyed_call
 from sidecar.errors import SidecarError
+from sidecar.models.requests import ExportBody, RestoreBody
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
 LOG = logging.getLogger("sidecar.client")
@@ -21,60 +19,20 @@ BEHIND = (
 
 @dataclass(frozen=True, slots=True)
 class ConversationPlan:
-    """Restore a memory before a conversation and export it after, also when the conversation fails.
-
-    In between the service exports the sandbox every ``checkpoint_every`` seconds (default: the service's setting),
-    before its provider ends it, and when the service or this process is told to end. SIGTERM ends the conversation
-    first and then the process, with exit code 143, unless the program has its own handler for it.
-
-    Raise ``NotRestored`` at the start if the restore is incomplete, unless ``require_restore`` is False, and
-    ``NotSaved`` at the end if the head did not move. If the conversation itself failed, its error is raised, with a
-    note about the memory if that was not saved.
-    """
+    """What is sent before and after a conversation."""
 
     memory: str
-    _: KW_ONLY
-    sandbox: str
-    conversation: str = ""
-    label: str = ""
-    layouts: Sequence[str] = ()
-    projects: Sequence[str] | None = None
-    snapshot: str = "latest"
-    mode: Literal["replace", "seed"] = "replace"
-    wake: bool = False
-    user: str = ""
-    require_restore: bool = True
-    must_exist: bool = False
-    checkpoint_every: float | None = None
+    restore: RestoreBody
+    export: ExportBody
+    require_restore: bool
 
     def before(self) -> Call[RestoreReceipt]:
         """Return the call that restores the memory."""
-        return calls.restore(
-            self.memory,
-            sandbox=self.sandbox,
-            snapshot=self.snapshot,
-            mode=self.mode,
-            projects=self.projects,
-            conversation=self.conversation,
-            must_exist=self.must_exist,
-            wake=self.wake,
-            user=self.user,
-            layouts=self.layouts,
-            checkpoint_every=self.checkpoint_every,
-        )
+        return build_keyed_call("restores", self.memory, self.restore, None, RestoreReceipt)
 
     def after(self) -> Call[ExportReceipt]:
         """Return the call that exports the memory."""
-        return calls.export(
-            self.memory,
-            sandbox=self.sandbox,
-            conversation=self.conversation,
-            label=self.label,
-            layouts=self.layouts,
-            projects=self.projects,
-            wake=self.wake,
-            user=self.user,
-        )
+        return build_keyed_call("exports", self.memory, self.export, None, ExportReceipt)
 
 
 class ConversationState:
@@ -83,7 +41,7 @@ class ConversationState:
     def __init__(self, plan: ConversationPlan) -> None:
         self._plan = plan
         self.memory = plan.memory
-        self.sandbox = plan.sandbox
+        self.sandbox = plan.restore.sandbox
         self._restored: RestoreReceipt | None = None
         self.exported: ExportReceipt | None = None
 

@@ -6,8 +6,8 @@ import json
 
 import msgspec
 
-from sidecar.client.answers import Event
 from sidecar.client.problems import UnexpectedAnswer
+from sidecar.models.answers import Event
 
 SILENCE_SECONDS = 60.0
 """The service sends a comment more often than that; a longer silence means a dead connection."""

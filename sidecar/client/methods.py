@@ -1,22 +1,45 @@
-"""Make generated methods look like written ones in ``help()``."""
+"""Make a client's method of a function that says what is to be sent."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-M = TypeVar("M", bound=Callable[..., Any])
+from sidecar.client.wire import Call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-def copy_signature(method: M, build: Callable[..., Any], *, name: str = "", answer: str = "") -> M:
-    """Give a method the name, docstring and parameters of the function that builds its call."""
-    told = inspect.signature(build)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    answer = answer or str(told.return_annotation).removeprefix("Call[").removesuffix("]")
-    method.__name__ = method.__qualname__ = name or build.__name__
-    method.__doc__ = build.__doc__
-    method.__signature__ = told.replace(  # type: ignore[attr-defined]
-        parameters=[own, *told.parameters.values()], return_annotation=answer
-    )
-    return method
+class Waits(Protocol):
+    """A client whose methods return an answer once it is there."""
+
+    def _send(self, call: Call[T], /) -> T: ...
+
+
+class Awaits(Protocol):
+    """A client whose methods return something to await."""
+
+    def _send(self, call: Call[T], /) -> Coroutine[Any, Any, T]: ...
+
+
+class Method(Protocol[P, T_co]):
+    """The same method of both kinds of clients, for type checkers: with the parameters as they are written, it returns
+    an answer from the one and an awaitable of it from the other."""
+
+    @overload
+    def __get__(self, client: Waits, owner: object = None, /) -> Callable[P, T_co]: ...
+    @overload
+    def __get__(self, client: Awaits, owner: object = None, /) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
+
+
+def sent(build: Callable[Concatenate[Any, P], Call[T]]) -> Method[P, T]:
+    """Decorate a function that builds a call: as a method, it has the client send that call."""
+
+    @functools.wraps(build)
+    def method(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return client._send(build(client, *args, **kwargs))
+
+    return cast(Method[P, T], method)

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import httpx
 import msgspec
 
-from sidecar.client.answers import Problem
 from sidecar.errors import SidecarError
+from sidecar.models.answers import Problem
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 PASSING = frozenset({429, 502, 503, 504, *range(520, 525)})
@@ -122,10 +123,11 @@ def translate_errors(address: str) -> Iterator[None]:
 
 def build_problem(status: int, headers: httpx.Headers, body: bytes) -> SidecarProblem:
     """Return the error for an unsuccessful answer, from the service or from a proxy on the way."""
+    unsaid = {"status": status, "title": "", "detail": "", "code": ""}
     try:
-        said = msgspec.json.decode(body, type=Problem)
+        said = msgspec.convert({**unsaid, **msgspec.json.decode(body, type=dict[str, Any])}, Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        said = Problem()
+        said = msgspec.convert(unsaid, Problem)
     ours = bool(said.code)
     return SidecarProblem(
         said.detail or said.title or f"The answer was {status} {_name_status(status)}.",

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Self, TypeVar
 
 import httpx
 from tenacity import Retrying
 
-from sidecar.client import calls
-from sidecar.client.answers import Event
+from sidecar.client.calls import Calls, build_events_call
 from sidecar.client.conversations import ConversationPlan, ConversationState
 from sidecar.client.events import PAUSE_SECONDS, SILENCE_SECONDS, EventParser
 from sidecar.client.files import open_archive
-from sidecar.client.methods import copy_signature
 from sidecar.client.problems import ServiceUnreachable, translate_errors
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import build_client_settings
@@ -25,26 +22,12 @@ from sidecar.client.termination import LAST_RETRIES, TERMINATION
 from sidecar.client.wire import Call, check_response
 from sidecar.errors import SidecarError
 from sidecar.host.files import write_whole
+from sidecar.models.answers import Event
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _make_method(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return client._send(build(*args, **kwargs))
-
-    return copy_signature(method, build)
-
-
-def _make_conversation(build: Callable[P, ConversationPlan]) -> Callable[Concatenate[Client, P], Conversation]:
-    def method(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Conversation:
-        return Conversation(client, build(*args, **kwargs))
-
-    return copy_signature(method, build, name="conversation", answer="Conversation")
-
-
-class Client:
+class Client(Calls["Conversation"]):
     """A client for one service. What is not given is read from MEMORY_SIDECAR_URL and MEMORY_SIDECAR_TOKEN."""
 
     def __init__(
@@ -59,43 +42,12 @@ class Client:
         self._retries = retries
         self.url = str(self._http.base_url).rstrip("/")
 
-    export = _make_method(calls.export)
-    restore = _make_method(calls.restore)
-    memories = _make_method(calls.memories)
-    memory = _make_method(calls.memory)
-    snapshots = _make_method(calls.snapshots)
-    snapshot = _make_method(calls.snapshot)
-    diff = _make_method(calls.diff)
-    adopt = _make_method(calls.adopt)
-    fork = _make_method(calls.fork)
-    rollback = _make_method(calls.rollback)
-    accept = _make_method(calls.accept)
-    pin = _make_method(calls.pin)
-    unpin = _make_method(calls.unpin)
-    forget = _make_method(calls.forget)
-    delete = _make_method(calls.delete)
-    search = _make_method(calls.search)
-    attach = _make_method(calls.attach)
-    attachment = _make_method(calls.attachment)
-    attachments = _make_method(calls.attachments)
-    detach = _make_method(calls.detach)
-    overview = _make_method(calls.overview)
-    operation = _make_method(calls.operation)
-    conversation = _make_conversation(ConversationPlan)
-
-    def download(self, memory: str, snapshot: str, target: str | Path) -> Path:
-        """Write a snapshot to a file as an ordinary tarball (.tar.gz or .tar.zst), completely or not at all."""
-        place = Path(target)
-        call = calls.archive(memory, snapshot, place)
-        self._build_retrying(call)(self._fetch, call, place)
-        return place
-
     def events(self, after: int | None = None) -> Iterator[Event]:
         """Yield events as they are published, and reconnect when the connection is cut. Recent events after number
         ``after`` come first."""
         listener = EventParser(after)
         while True:
-            call = calls.events(listener.last)
+            call = build_events_call(listener.last)
             response = self._build_retrying(call)(self._open_stream, call)
             try:
                 listener.begin()
@@ -121,6 +73,9 @@ class Client:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
+    def _converse(self, plan: ConversationPlan) -> Conversation:
+        return Conversation(self, plan)
+
     def _build_retrying(self, call: Call[T], retries: Retries | None = None) -> Retrying:
         return Retrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
@@ -130,20 +85,17 @@ class Client:
 
     def _send_once(self, call: Call[T]) -> T:
         request = call.request()
-        with translate_errors(self.url), ExitStack() as files:
+        with translate_errors(self.url), ExitStack() as held:
             if call.file is not None:
-                request["content"], _ = files.enter_context(open_archive(call.file))
-            response = self._http.request(**request)
-        return call.answer(response)
-
-    def _fetch(self, call: Call[None], place: Path) -> None:
-        with translate_errors(self.url), self._http.stream(**call.request()) as response:
-            if not response.is_success:
+                request["content"], _ = held.enter_context(open_archive(call.file))
+            response = held.enter_context(self._http.stream(**request))
+            if call.target is None or not response.is_success:
                 response.read()
-            check_response(response)
-            with write_whole(place) as file:
+            else:
+                file = held.enter_context(write_whole(call.target))
                 for chunk in response.iter_bytes():
                     file.write(chunk)
+        return call.answer(response)
 
     def _open_stream(self, call: Call[None]) -> httpx.Response:
         """Open a stream of events. The caller closes it."""

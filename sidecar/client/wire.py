@@ -16,6 +16,9 @@ import msgspec
 from sidecar.client.problems import UnexpectedAnswer, build_problem
 from sidecar.errors import UsageError
 from sidecar.ids import check_memory_id
+from sidecar.models.answers import ExportOperation, Operation, RestoreOperation
+from sidecar.models.records import Comparison
+from sidecar.models.requests import Body
 
 T = TypeVar("T")
 
@@ -26,11 +29,13 @@ class Call(Generic[T]):
 
     method: str
     path: str
-    read: Callable[[bytes], T]
+    read: Callable[[httpx.Response], T]
     query: Mapping[str, str | list[str]] = field(default_factory=dict)
-    body: Mapping[str, Any] | None = None
+    body: Body | None = None
     file: Path | None = None
     """Sent instead of a body."""
+    target: Path | None = None
+    """Where the answer is written."""
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
     """Whether sending it twice has the same effect as once."""
@@ -43,14 +48,14 @@ class Call(Generic[T]):
             "url": self.path,
             "params": dict(self.query),
             "headers": {**kind, **self.headers},
-            "content": None if self.body is None else json.dumps(self.body).encode(),
+            "content": None if self.body is None else json.dumps(self.body.as_dict()).encode(),
         }
 
     def answer(self, response: httpx.Response) -> T:
         """Parse the answer. Raise ``SidecarProblem`` if it is an error, and ``UnexpectedAnswer`` if it is not what this
         call returns."""
         check_response(response)
-        return self.read(response.content)
+        return self.read(response)
 
 
 def check_response(response: httpx.Response) -> None:
@@ -71,7 +76,7 @@ def quote_segment(text: str) -> str:
     return quote(text, safe="", errors="surrogateescape")
 
 
-def build_keyed_call(verb: str, memory: str, body: Mapping[str, Any], key: str | None, kind: type[T]) -> Call[T]:
+def build_keyed_call(verb: str, memory: str, body: Body, key: str | None, kind: type[T]) -> Call[T]:
     """Return a call with an idempotency key, which all its attempts share, so that it is done once however often it is
     sent."""
     return Call(
@@ -84,23 +89,45 @@ def build_key_header(given: str | None) -> dict[str, str]:
     return {"Idempotency-Key": given or str(uuid4())}
 
 
-def read_whole(kind: type[T]) -> Callable[[bytes], T]:
+def read_whole(kind: type[T]) -> Callable[[httpx.Response], T]:
     """Return a parser for an answer of this type."""
-    return lambda body: convert(decode(body), kind)
+    return lambda response: convert(decode(response), kind)
 
 
-def read_part(name: str, kind: type[T]) -> Callable[[bytes], T]:
+def read_part(name: str, kind: type[T]) -> Callable[[httpx.Response], T]:
     """Return a parser for one field of an answer."""
-    return lambda body: convert(convert(decode(body), dict[str, Any]).get(name), kind)
+    return lambda response: convert(_decode_object(response).get(name), kind)
 
 
-def decode(body: bytes) -> object:
+def read_comparison(response: httpx.Response) -> Comparison:
+    """Parse a comparison, whose field "from" has another name in Python."""
+    answer = _decode_object(response)
+    return convert({**answer, "from_": answer.get("from")}, Comparison)
+
+
+def read_operation(response: httpx.Response) -> Operation:
+    """Parse an operation as what it is: an export or a restore."""
+    answer = _decode_object(response)
+    if answer.get("kind") == "export":
+        return convert(answer, ExportOperation)
+    return convert(answer, RestoreOperation)
+
+
+def read_nothing(response: httpx.Response) -> None:
+    """Leave an answer to be read as a stream."""
+
+
+def decode(response: httpx.Response) -> object:
     """Parse JSON. Raise ``UnexpectedAnswer``."""
     try:
         # Not msgspec's decoder: it refuses lone surrogates, which file names that are not UTF-8 contain.
-        return json.loads(body)
+        return json.loads(response.content)
     except ValueError as problem:
         raise UnexpectedAnswer(f"The answer is not JSON: {problem}.") from None
+
+
+def _decode_object(response: httpx.Response) -> dict[str, Any]:
+    return convert(decode(response), dict[str, Any])
 
 
 def convert(answer: object, kind: type[T]) -> T:

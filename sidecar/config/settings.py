@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from sidecar.audit.settings import Audit, check_audit
 from sidecar.config.lines import TomlLines
 from sidecar.engine.core import RestoreSettings, Timing, check_restore, check_timing
 from sidecar.errors import BadConfig, BadReference
@@ -33,7 +34,7 @@ from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention, RetentionRules
 from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
-from sidecar.service.settings import Service, Webhook, check_events, check_service
+from sidecar.service.settings import Adopt, Service, Webhook, check_adopt, check_events, check_service
 from sidecar.store.encryption.keys_given import VARIABLES
 from sidecar.store.encryption.settings import Encryption, Signing
 
@@ -52,9 +53,11 @@ class Config:
     retention: Retention = Retention()
     restore: RestoreSettings = RestoreSettings()
     service: Service = Service()
+    adopt: Adopt = Adopt()
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
+    audit: Audit = Audit()
     webhooks: list[Webhook] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
@@ -73,9 +76,11 @@ SECTIONS: dict[str, type[Any]] = {
     "retention": Retention,
     "restore": RestoreSettings,
     "service": Service,
+    "adopt": Adopt,
     "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
+    "audit": Audit,
 }
 OTHERS = {"STORE", "CONFIG", "TOKEN", "URL", "CA", "DIRECT", "POSTGRES", *VARIABLES}
 """The variables with the prefix other than SECTION_KEY."""
@@ -160,9 +165,11 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         retention=_build_retention(table, timing),
         restore=check_restore(read_section(table, "restore", RestoreSettings)),
         service=check_service(read_section(table, "service", Service)),
+        adopt=check_adopt(read_section(table, "adopt", Adopt)),
         postgres=check_postgres(read_section(table, "postgres", Postgres)),
         encryption=read_section(table, "encryption", Encryption),
         signing=read_section(table, "signing", Signing),
+        audit=check_audit(read_section(table, "audit", Audit)),
         webhooks=_build_webhooks(table.get("webhooks", [])),
         layouts=apply_required(layouts, guards),
     )

@@ -20,7 +20,7 @@ from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention
-from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
+from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxProvider, SandboxStatus
 from sidecar.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -97,12 +97,20 @@ class SandboxOpener(Protocol):
     def __call__(self, ref: str, *, wake: bool = ..., user: str = ..., local: LocalPolicy = ...) -> Sandbox: ...
 
 
+class ProviderOpener(Protocol):
+    """Opens who creates sandboxes at a provider: ``sidecar.wiring.open_provider``."""
+
+    def __call__(self, provider: str, *, local: LocalPolicy = ...) -> SandboxProvider: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """The store, the sandbox opener and all settings that the verbs need. Built once, at start."""
 
     repository: Repository
     open_sandbox: SandboxOpener
+    open_provider: ProviderOpener | None = None
+    """For who creates sandboxes too, not only works in them."""
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
     limits: Limits = Limits()
     guards: Guards = Guards()
@@ -179,6 +187,8 @@ class CountedSandbox:
         self._trips: Counter[str] = Counter()
         self.ref = sandbox.ref
         self.transferred_bytes = 0
+        self.without_python = False
+        """It has said that it has no Python that can run the program."""
 
     @property
     def trips(self) -> dict[str, int]:
@@ -188,6 +198,9 @@ class CountedSandbox:
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._sandbox.ground(projects)
+
+    def holds(self, path: str) -> bool:
+        return self._sandbox.holds(path)
 
     async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sidecar.errors import MemoryNotFound, NothingToAccept, SnapshotDamaged, SwapLost, UsageError
 from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, make_snapshot_id
+from sidecar.models import answers
+from sidecar.models.answers import Acceptance, Forked
 from sidecar.receipts import Reason
 from sidecar.store.fetch import check_sizes
 from sidecar.store.manifest import Head, Manifest
@@ -17,7 +19,7 @@ from sidecar.store.repository import HeadState, Repository
 from sidecar.store.selectors import resolve_snapshot
 
 
-async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Manifest:
+async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Forked:
     """Start a new memory with a copy of a snapshot. The two memories share no objects afterwards. Raise ``UsageError``
     if the new memory exists already."""
     check_new_memory_id(new)
@@ -42,37 +44,22 @@ async def fork(repository: Repository, memory: str, new: str, wanted: str = "lat
         origin=f"fork of {memory} at {source.snapshot}",
         rejected="",
         generation=0,
+        changes=None,
     )
     await repository.commit(manifest)
     await repository.move_head(HeadState(), manifest)
-    return manifest
+    return Forked(memory=new, snapshot=manifest.snapshot, origin=manifest.origin)
 
 
-async def rollback(repository: Repository, memory: str, wanted: str) -> tuple[Head, str]:
-    """Make an earlier, diverged or rejected snapshot the head. Nothing is removed. Return the new head and the old
-    head's id."""
+async def rollback(repository: Repository, memory: str, wanted: str) -> answers.Head:
+    """Make an earlier, diverged or rejected snapshot the head. Nothing is removed."""
     manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
     check_sizes(manifest, (await repository.survey(memory)).sizes)
     await repository.store.prepare()
     await hold_packs(repository.store, manifest)
     state = await repository.head(memory)
-    return await repository.move_head(state, manifest), state.snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """What a person decided on: a snapshot that stood beside the head is the head now."""
-
-    memory: str
-    head: str
-    previous: str | None
-    """The head that it replaced; ``None`` when there was none that could be read."""
-    standing: str
-    """What it was: "rejected" or "diverged"."""
-    reason: Reason
-    """Why it was not the head."""
-    pinned: bool
-    """The one that it replaced is pinned."""
+    head = await repository.move_head(state, manifest)
+    return answers.Head(memory=memory, head=head.snapshot, previous=state.snapshot or None)
 
 
 async def accept(repository: Repository, memory: str, wanted: str = "") -> Acceptance:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sidecar.errors import BadAnswer, LimitExceeded
+from sidecar.format import protocol
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import ExportAnswer, LimitTable
 from sidecar.format.roots import get_root
 from sidecar.ids import ROOT
 from sidecar.layouts import Layout
@@ -23,7 +25,6 @@ from sidecar.store.retention import RoomPlan, plan_room
 if TYPE_CHECKING:  # ``core`` and the export need this module to be loaded
     from sidecar.engine.core import Engine
     from sidecar.engine.exports.run import ExportRun
-    from sidecar.engine.sandbox.dialogue import ExportAnswer
 
 Entries = Mapping[str, Entry]
 
@@ -51,16 +52,21 @@ class Bounds:
             raise LimitExceeded(f"{what}; limits.{key} allows {own:,}.{trimmed}", code=CODES[key])
 
 
-def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> dict[str, Any]:
-    """Build the limits for a request to the in-sandbox program. ``room`` is how many bytes the pack may add to the
+def encode_limits(limits: Limits, layouts: Collection[str], room: int | None) -> protocol.Limits:
+    """Build the limits for a question to the in-sandbox program. ``room`` is how many bytes the pack may add to the
     store."""
 
     def told(table: Limits) -> dict[str, Any]:
-        return {**{key: getattr(table, key) for key in OF_FILES}, "trim": table.list_trimming(OF_FILES)}
+        return {key: getattr(table, key) for key in OF_FILES}
 
-    parts = {name: told(limits.narrow_to_layout(name)) for name in limits.layouts if name in layouts}
+    parts = {
+        name: LimitTable(**told(table), trim=table.list_trimming(OF_FILES))
+        for name in limits.layouts
+        if name in layouts
+        for table in [limits.narrow_to_layout(name)]
+    }
     trim = limits.list_trimming((*OF_FILES, "packed_bytes"))
-    return {**told(limits), "trim": trim, "packed_bytes": limits.packed_bytes, "room": room, "layouts": parts}
+    return protocol.Limits(**told(limits), trim=trim, packed_bytes=limits.packed_bytes, room=room, layouts=parts)
 
 
 def loosen_limits(limits: Limits) -> Limits:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from sidecar.engine.core import View
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
-from sidecar.format.index import Entry
+from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
 from sidecar.ids import check_memory_id
+from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
@@ -19,103 +20,27 @@ from sidecar.store.selectors import resolve_snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    memory: str
-    head: str | None
-    snapshots: int
-    created: str | None = None
-    """When the head was made."""
-    files: int = 0
-    bytes: int = 0
-    stored_bytes: int = 0
-    """What all its snapshots need in the store together."""
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotRow:
-    snapshot: str
-    standing: str
-    """"head", "earlier head", "diverged", "rejected" or "damaged" (whatever it was before; ``problem`` says what is wrong)."""
-    created: str = ""
-    parent: str = ""
-    label: str = ""
-    conversation: str = ""
-    sandbox: str = ""
-    origin: str = ""
-    rejected: str = ""
-    problem: str = ""
-    files: int = 0
-    bytes: int = 0
-    packs: int = 0
-    stored_bytes: int = 0
-    """What its packs need in the store; some may be those of other snapshots too."""
-    pinned: bool = False
-    """No rule may take it."""
-    pinned_because: str = ""
-    """Why the sidecar pinned it by itself; empty when a person did."""
-    dropped: int = 0
-    """How many files a size limit left out."""
-    scrubbed: int = 0
-    """How many private passages and credentials were taken out before it was stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryRow:
-    path: str
-    type: str
-    mode: int
-    size: int
-    mtime: int
-    digest: str
-    block: int
-    target: str
-    database: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotContents:
-    """A snapshot and every entry in it."""
+class SnapshotReading:
+    """A snapshot as it was read, with every entry in it."""
 
     manifest: Manifest
-    row: SnapshotRow
-    entries: list[EntryRow]
+    row: Snapshot
+    entries: list[Entry]
     head: str = ""
     """The memory's head, as far as it can be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeRow:
-    path: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeRow:
-    path: str
-    old_size: int
-    new_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    old: str
-    new: str
-    added: list[SizeRow]
-    removed: list[SizeRow]
-    changed: list[ChangeRow]
-
-
-async def list_memories(repository: Repository, view: View | None = None) -> list[MemoryRow]:
+async def list_memories(repository: Repository, view: View | None = None) -> Memories:
     """List every memory of the store, or those that ``view`` shows."""
     if view is None:
         found = await repository.memories()
     else:
         found = [memory for memory in await repository.memories(view.may_see_folder) if view.sees(memory)]
-    return [await _build_memory_row(repository, memory) for memory in found]
+    rows = [await _build_memory_row(repository, memory) for memory in found]
+    return Memories(store=repository.store.url, memories=rows)
 
 
-async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
+async def describe_memory(repository: Repository, memory: str) -> Memory:
     """Return the row of one memory. Raise ``MemoryNotFound``."""
     row = await _build_memory_row(repository, check_memory_id(memory))
     if not row.snapshots and row.head is None:
@@ -123,10 +48,10 @@ async def describe_memory(repository: Repository, memory: str) -> MemoryRow:
     return row
 
 
-async def _build_memory_row(repository: Repository, memory: str) -> MemoryRow:
+async def _build_memory_row(repository: Repository, memory: str) -> Memory:
     state = await repository.head(memory)
     survey = await repository.survey(memory)
-    return MemoryRow(
+    return Memory(
         memory=memory,
         head=state.snapshot or None,
         snapshots=len(survey.snapshots),
@@ -150,14 +75,18 @@ async def list_existing_ids(repository: Repository, memory: str) -> list[str]:
     raise build_not_found_error(repository, memory)
 
 
-async def list_snapshots(repository: Repository, memory: str) -> tuple[HeadState, list[SnapshotRow]]:
-    """Return the head, with any problem of it, and a row for each snapshot, newest first. Raise ``MemoryNotFound``."""
+async def list_snapshots(repository: Repository, memory: str) -> Snapshots:
+    """Return the head, with any problem of it, and every snapshot, newest first. Raise ``MemoryNotFound``."""
     survey = await repository.survey(check_memory_id(memory))
     if not (ids := survey.snapshots):
         raise build_not_found_error(repository, memory)
     standings = await _read_standings(repository, memory, ids, survey)
-    state = replace(standings.state, problem=standings.state.trouble(standings.manifests))
-    return state, [standings.row(name) for name in sorted(standings.manifests, reverse=True)]
+    return Snapshots(
+        memory=memory,
+        head=standings.state.snapshot or None,
+        problem=standings.state.trouble(standings.manifests),
+        snapshots=[standings.row(name) for name in sorted(standings.manifests, reverse=True)],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +102,9 @@ class _Standings:
     pinned: Collection[str]
     automatic: Mapping[str, AutomaticPin]
 
-    def row(self, snapshot: str) -> SnapshotRow:
+    def row(self, snapshot: str) -> Snapshot:
         manifest, pin = self.manifests[snapshot], self.automatic.get(snapshot)
-        row = SnapshotRow(
+        row = Snapshot(
             snapshot=snapshot,
             standing="damaged",
             pinned=snapshot in self.pinned,
@@ -200,6 +129,7 @@ class _Standings:
             stored_bytes=manifest.packed_bytes,
             dropped=manifest.dropped,
             scrubbed=sum(manifest.taken_out),
+            changes=_read_changes(manifest),
         )
 
     def _find_standing(self, manifest: Manifest) -> str:
@@ -210,6 +140,15 @@ class _Standings:
         if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
         return "rejected" if manifest.rejected else "diverged"
+
+
+def _read_changes(manifest: Manifest) -> dict[str, Counts] | None:
+    if manifest.changes is None:
+        return None
+    return {
+        kind: Counts(added=added, changed=changed, removed=removed)
+        for kind, (added, changed, removed) in manifest.changes.items()
+    }
 
 
 async def _read_standings(repository: Repository, memory: str, ids: Collection[str], survey: Survey) -> _Standings:
@@ -240,13 +179,13 @@ def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> 
     return found
 
 
-async def read_contents(repository: Repository, memory: str, wanted: str) -> SnapshotContents:
+async def read_contents(repository: Repository, memory: str, wanted: str) -> SnapshotReading:
     """Return a snapshot with all its entries. Raise ``SnapshotNotFound``."""
     manifest, entries = await _read_entries(repository, memory, wanted)
     standings = await _read_standings(repository, memory, [manifest.snapshot], await repository.survey(memory))
     if manifest.snapshot not in standings.manifests:
         raise SnapshotNotFound(f"{memory} has no snapshot {manifest.snapshot}.")
-    return SnapshotContents(
+    return SnapshotReading(
         manifest=manifest,
         row=standings.row(manifest.snapshot),
         entries=[_build_entry_row(entries[path]) for path in sorted(entries)],
@@ -254,10 +193,10 @@ async def read_contents(repository: Repository, memory: str, wanted: str) -> Sna
     )
 
 
-def _build_entry_row(entry: Entry) -> EntryRow:
+def _build_entry_row(entry: IndexEntry) -> Entry:
     row = entry._asdict()
     del row["sums"]
-    return EntryRow(**row)
+    return Entry(**row)
 
 
 async def compare_snapshots(repository: Repository, memory: str, old: str, new: str) -> Difference:
@@ -268,26 +207,34 @@ async def compare_snapshots(repository: Repository, memory: str, old: str, new: 
             f"{later.snapshot} has no parent to compare it with.", hint="Name two snapshots: diff MEMORY A B."
         )
     earlier, before = await _read_entries(repository, memory, old or later.parent)
+    return compare_entries(memory, (earlier.snapshot, later.snapshot), before, after)
+
+
+def compare_entries(
+    memory: str, snapshots: tuple[str, str], before: Mapping[str, IndexEntry], after: Mapping[str, IndexEntry]
+) -> Difference:
+    """Return what differs between the entries of two snapshots."""
     both = [path for path in sorted(after) if path in before]
     return Difference(
-        old=earlier.snapshot,
-        new=later.snapshot,
-        added=[SizeRow(path=path, size=after[path].size) for path in sorted(after) if path not in before],
-        removed=[SizeRow(path=path, size=before[path].size) for path in sorted(before) if path not in after],
+        memory=memory,
+        from_=snapshots[0],
+        to=snapshots[1],
+        added=[Size(path=path, size=after[path].size) for path in sorted(after) if path not in before],
+        removed=[Size(path=path, size=before[path].size) for path in sorted(before) if path not in after],
         changed=[
-            ChangeRow(path=path, old_size=before[path].size, new_size=after[path].size)
+            Change(path=path, old_size=before[path].size, new_size=after[path].size)
             for path in both
             if _pick_contents(after[path]) != _pick_contents(before[path])
         ],
     )
 
 
-def _pick_contents(entry: Entry) -> tuple[object, ...]:
+def _pick_contents(entry: IndexEntry) -> tuple[object, ...]:
     """Return the fields of an entry that a comparison looks at: everything that matters but its time."""
     return entry.type, entry.mode, entry.size, entry.digest, entry.target
 
 
-async def _read_entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, Entry]]:
+async def _read_entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, IndexEntry]]:
     manifest = await repository.manifest(memory, await resolve_snapshot(repository, check_memory_id(memory), wanted))
     async with open_spool() as scratch:
         entries, _, _ = await fetch_entries(repository.store, manifest, scratch)

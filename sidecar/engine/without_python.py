@@ -15,28 +15,29 @@ import tarfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.engine.archives.unpack import build_member, unpack_members
 from sidecar.engine.core import CountedSandbox, Engine, new_upload_path
 from sidecar.engine.limits import build_bounds
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.dialogue import (
-    ExportAnswer,
-    FoundDatabase,
-    FoundRoot,
-    ProgramAnswer,
-    SandboxNotes,
-    ask,
-    parse_answer,
-    run_command,
-)
+from sidecar.engine.sandbox.dialogue import ask, parse_answer, run_command
 from sidecar.engine.sandbox.presence import SandboxRun, clean_up
 from sidecar.engine.shell.scripts import Target, build_place, build_restore_script, list_roots
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import (
+    ExportAnswer,
+    ExportQuestion,
+    FoundDatabase,
+    FoundRoot,
+    Identity,
+    RestoreAnswer,
+    RestoreQuestion,
+    SkippedPath,
+)
 from sidecar.format.roots import get_root, make_hint, split_number
 from sidecar.host.files import SpooledFile, read_chunks
 from sidecar.host.work import NoProgress, run_in_thread
@@ -45,7 +46,6 @@ from sidecar.program import notes
 from sidecar.program.capture.walk import MOST_SKIPPED
 from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
-from sidecar.receipts import Skip
 from sidecar.store.claims import check_hint
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
@@ -78,7 +78,7 @@ UNCOMPARED = "This sandbox has no sha256sum: the files were not compared after t
 
 
 async def read_tarball(
-    run: ExportRun, answer: ExportAnswer, question: dict[str, Any], known: dict[str, RootSpec], tarball: SpooledFile
+    run: ExportRun, answer: ExportAnswer, question: ExportQuestion, known: dict[str, RootSpec], tarball: SpooledFile
 ) -> tuple[ExportAnswer, SpooledFile | None]:
     """Unpack the tarball of a sandbox, with the roots ``known``, into a folder of the sidecar's own, and let the real
     in-sandbox program export that.
@@ -86,8 +86,8 @@ async def read_tarball(
     Return the merged answer and the bundle. The bundle is ``None`` if the program refused; the answer then says why.
     """
     engine, scratch, within = run.engine, run.scratch, build_bounds(run.engine.limits)
-    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question["known"]])
-    answer, recorded = _merge_notes(question["notes"], answer)
+    answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question.known])
+    answer, recorded = _merge_notes(question.identity, answer)
     await clean_up(run, notes=recorded)
     home = scratch.new()
     numbers = {name: split_number(name)[1] or 1 for name, root in known.items() if root.project}
@@ -103,9 +103,9 @@ async def read_tarball(
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
-    here = {**question, "known": [], "roots": [], "projects": projects, "inline_bytes": 0}
-    local, _ = await ask(ours, here, ExportAnswer, timeout=engine.timing.command)
-    skipped = [*answer.skipped, *(Skip(path=path, reason=LEADS_OUT) for path in leaving), *local.skipped]
+    here = replace(question, known=[], roots=[], projects=projects, inline_bytes=0)
+    local, _ = await ask(ours, here, ExportAnswer, run.asking)
+    skipped = [*answer.skipped, *(SkippedPath(path, LEADS_OUT) for path in leaving), *local.skipped]
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
     bundle = await scratch.take(ours.download(local.bundle.path)) if local.bundle is not None else None
@@ -127,7 +127,7 @@ async def read_tarball(
         databases=[replace(row, method=_name_method(methods.get(row.path, ""))) for row in local.databases],
         warnings=[
             EXPORTED,
-            *([UNSEARCHED] if question["projects"] is None else []),
+            *([UNSEARCHED] if question.projects is None else []),
             *_describe_late(local),
             *answer.warnings[:MOST_WARNINGS],
             *local.warnings,
@@ -140,16 +140,15 @@ def _describe_late(local: ExportAnswer) -> list[str]:
     return [LATE] if any(local.found.values()) else []
 
 
-def match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) -> dict[str, RootSpec]:
+def match_roots(engine: Engine, answer: ExportAnswer, question: ExportQuestion) -> dict[str, RootSpec]:
     """Return the root specs, by name, for the roots that the sandbox claims to send.
 
     Their names become paths on this machine: raise ``BadAnswer`` or ``UnsafePath`` unless each root was requested and
     is named once.
     """
-    layouts = [engine.layouts[layout["name"]] for layout in question["layouts"]]
+    layouts = [engine.layouts[name] for name in question.layouts]
     asked = {
-        (name, layout.name): root
-        for name, layout, root, _ in list_roots(layouts, question["projects"], question["roots"])
+        (name, layout.name): root for name, layout, root, _ in list_roots(layouts, question.projects, question.roots)
     }
     known: dict[str, RootSpec] = {}
     for found in answer.roots:
@@ -165,22 +164,22 @@ def match_roots(engine: Engine, answer: ExportAnswer, question: dict[str, Any]) 
     return known
 
 
-def _merge_notes(told: dict[str, Any], answer: ExportAnswer) -> tuple[ExportAnswer, str]:
+def _merge_notes(told: Identity, answer: ExportAnswer) -> tuple[ExportAnswer, str]:
     """Parse the raw notes of a sandbox without Python. Return the answer with the typed notes, and the text that the
     sandbox is to record; empty if none.
 
     ``told`` is what the sandbox was asked to record.
     """
     found = [one for text in answer.noted if (one := notes.parse(text.encode("utf-8", "replace"))) is not None]
-    own = next((one for one in found if one.memory == told["memory"]), None)
+    own = next((one for one in found if one.memory == told.memory), None)
     others = notes.find_owners(told, found, answer.folders)[: notes.MOST_TOLD]
     answer = replace(
         answer,
-        notes=SandboxNotes(**own.as_dict()) if own else None,
-        others=[SandboxNotes(**one.as_dict()) for one in others],
+        notes=own.tell() if own else None,
+        others=[one.tell() for one in others],
     )
     objection = notes.find_objection(told, own, others, answer.folders, answer.lineage)
-    refused = bool(objection) and objection not in told["allow"]
+    refused = bool(objection) and objection not in told.allow
     if refused and own:
         return answer, ""
     # Which of the earlier folders still exist is not known here, so only the folders that were found are recorded.
@@ -236,8 +235,8 @@ class Tarball:
 
 
 async def send_tarball(
-    run: SandboxRun, question: dict[str, Any], fetched: FetchedSnapshot, tarball: Tarball
-) -> ProgramAnswer:
+    run: SandboxRun, question: RestoreQuestion, fetched: FetchedSnapshot, tarball: Tarball
+) -> RestoreAnswer:
     """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
     engine, sandbox = run.engine, run.sandbox
     if tarball.file is None:
@@ -251,11 +250,9 @@ async def send_tarball(
         engine.progress.step("sending", size)
         await sandbox.upload(path, read_chunks(tarball.file))
     script = build_restore_script(question, _plan_targets(engine, question, fetched), path, size)
-    value, _ = await run_command(
-        sandbox, delivery.build_shell_command(script), timeout=engine.timing.command, output_limit=1 << 20
-    )
+    value, _ = await run_command(run.sandbox, delivery.build_shell_command(script), run.asking)
     checked = value.pop("checked", True)
-    answer = parse_answer(value, ProgramAnswer, question)
+    answer = parse_answer(value, RestoreAnswer, question)
     files = {path: entry for path, entry in fetched.entries.items() if entry.type == FILE}
     counts = Counter(map(get_root, files))
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
@@ -273,7 +270,7 @@ async def send_tarball(
     )
 
 
-def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnapshot) -> list[Target]:
+def _plan_targets(engine: Engine, question: RestoreQuestion, fetched: FetchedSnapshot) -> list[Target]:
     """Decide where each root of the snapshot goes, by the same rules as the in-sandbox program."""
     targets = []
     rules = fetched.manifest.rules
@@ -289,13 +286,13 @@ def _plan_targets(engine: Engine, question: dict[str, Any], fetched: FetchedSnap
         waits_for = ""
         if known.project and root.hint.startswith("~"):
             project = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
-            waits_for = build_place(replace(known, below="", marked=False), project) if question["withhold"] else ""
-        top = project_of(known.paths, known.below, root.hint) if question["projects"] is None else ""
+            waits_for = build_place(replace(known, below="", marked=False), project) if question.withhold else ""
+        top = project_of(known.paths, known.below, root.hint) if question.projects is None else ""
         if top and not known.project:
             was = root.hint.removesuffix(f"/{known.below}") if known.below else root.hint
             known = replace(known, paths=(was, *known.paths))
-            waits_for = build_place(RootSpec(name=known.name, project=True), top) if question["withhold"] else ""
-        place = build_place(replace(known, marked=False), project, question["projects"])
+            waits_for = build_place(RootSpec(name=known.name, project=True), top) if question.withhold else ""
+        place = build_place(replace(known, marked=False), project, question.projects)
         # Its path is in a settings file, which a shell cannot parse: use the path in the manifest.
         if not known.project and (known.file or not known.paths):
             place = build_place(RootSpec(name=known.name, project=True), root.hint)

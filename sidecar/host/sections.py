@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sidecar.errors import BadConfig
+from sidecar.host.cron import CRON_HINT, Cron
 from sidecar.host.text import SIZE_HINT, parse_size, suggest
 
 PREFIX = "MEMORY_SIDECAR_"
@@ -106,6 +107,16 @@ def check_least(settings: Any, section: str, least: Mapping[str, int]) -> None:
     for key, amount in least.items():
         if getattr(settings, key) < amount:
             raise BadConfig(f"[{section}] {key} must be at least {amount}.", at=(section, key))
+
+
+def check_cron(text: str, at: tuple[str | int, ...]) -> None:
+    """Raise ``BadConfig`` for a text that is neither empty nor a cron expression."""
+    try:
+        if text:
+            Cron.parse(text)
+    except ValueError as problem:
+        message = f"{format_setting(at)} = {text!r} is no cron expression: {problem}."
+        raise BadConfig(message, hint=CRON_HINT, at=at) from None
 
 
 def read_variable(name: str, kind: object) -> Any:

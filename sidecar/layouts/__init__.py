@@ -19,6 +19,7 @@ from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
+from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"
 """In place of names: whatever layouts are found."""
@@ -170,6 +171,8 @@ class Layout:
     keyed: KeyedFolder | None = None
     worker: Worker | None = None
     version: Version | None = None
+    records: tuple[RecordSpec, ...] = ()
+    """What its files say, and how that is read. Markdown files that no source names are read as sections."""
     chosen: tuple[str, ...] = ()
     """The options that are switched on."""
 
@@ -189,7 +192,7 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """Return the part that the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("options", "chosen", "rotating"):
+        for unused in ("options", "chosen", "rotating", "records"):
             del data[unused]
         told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
         told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}
@@ -217,15 +220,6 @@ def load_built_in() -> dict[str, Layout]:
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
     layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
     return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
-
-
-def list_other_roots(asked: Iterable[Layout], known: Mapping[str, Layout]) -> list[dict[str, Any]]:
-    """Return the roots of the layouts that were not asked for, as the in-sandbox program needs them to avoid those
-    folders."""
-    names = {layout.name for layout in asked}
-    others = [layout.for_sandbox()["roots"] for layout in known.values() if layout.name not in names]
-    told = ("env", "paths", "project", "file")
-    return [{key: root[key] for key in told if key in root} for roots in others for root in roots]
 
 
 def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:

@@ -14,6 +14,7 @@ from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
 from sidecar.host.text import suggest
 from sidecar.layouts import AUTO, Layout, load_built_in
+from sidecar.layouts.sources import find_source_faults
 
 At = tuple[str | int, ...]
 
@@ -159,6 +160,7 @@ def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
         for pattern in getattr(layout, key):
             if not _is_relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."
+    yield from find_source_faults(layout.records)
     for pattern in layout.rotating:
         if others := [word for word in _WORD.findall(pattern) if word != "date"]:
             yield ("rotating",), f"{pattern!r}: '{{{others[0]}}}' stands for nothing; only '{{date}}' does."

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
 from sidecar.program.privacy.credentials import VERSION
@@ -58,14 +59,14 @@ class Privacy:
         own: dict[str, Any] = softer({key: getattr(self, key) for key in MODES})
         return replace(self, **own, layouts={name: softer(table) for name, table in self.layouts.items()})
 
-    def for_sandbox(self, asked: Collection[str], layouts: Mapping[str, Layout]) -> dict[str, Any]:
+    def for_sandbox(self, asked: Collection[str], layouts: Mapping[str, Layout]) -> PrivacyRules:
         """Return the settings for the in-sandbox program, for the layouts that are ``asked`` for.
 
         ``policy`` is a hash of all of it, including what the ``layouts`` filter out of files and databases, so that any
         change shows.
         """
 
-        def told(table: Privacy) -> dict[str, str]:
+        def told(table: Privacy) -> dict[str, Any]:
             return {key: getattr(table, key) for key in MODES}
 
         parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}
@@ -75,5 +76,5 @@ class Privacy:
             if layout.filters or layout.emptied or name in ALWAYS_NAMED
         }
         text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
-        tables = {name: table for name, table in parts.items() if name in asked}
-        return {**told(self), "layouts": tables, "policy": hashlib.sha256(text).hexdigest()[:16]}
+        tables = {name: PrivacyTable(**table) for name, table in parts.items() if name in asked}
+        return PrivacyRules(**told(self), layouts=tables, policy=hashlib.sha256(text).hexdigest()[:16])

@@ -348,6 +348,8 @@ class Retention(RetentionRules):
     """How long a pack that no snapshot needs any more waits before it goes, by the store's clock."""
     every: str = "1h"
     """How often a service applies the rules to the whole store."""
+    at: str = ""
+    """When it does, as a cron expression, instead of ``every``: "30 2 * * *" is 02:30 by ``service.timezone``."""
     keep_calls: str = "7d"
     """How long the answers to calls with an Idempotency-Key are remembered."""
     memories: dict[str, RetentionRules] = field(default_factory=dict)

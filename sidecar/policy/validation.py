@@ -13,7 +13,7 @@ from typing import Any
 
 from sidecar.errors import BadConfig, BadMemoryId
 from sidecar.format.patterns import compile_patterns, expand_braces
-from sidecar.host.sections import check_known, check_value, convert, format_setting, list_settable
+from sidecar.host.sections import check_cron, check_known, check_value, convert, format_setting, list_settable
 from sidecar.host.text import parse_duration, suggest
 from sidecar.ids import check_memory_id
 from sidecar.layouts import Layout
@@ -136,6 +136,7 @@ def check_retention(retention: Retention, given: dict[str, set[str]], command_se
         raise BadConfig(
             "[retention] every must be at least a second.", hint='Write every = "1h".', at=("retention", "every")
         )
+    check_cron(retention.at, ("retention", "at"))
 
 
 def _find_retention_problems(

@@ -1,6 +1,6 @@
 """Files that killed runs leave outside the sidecar's own folder: uploads, and folders with a command's output.
 
-/tmp/memory-sidecar-<random>.bundle     what a restore brings, written by the sandbox's daemon
+/tmp/memory-sidecar-<random>.bundle     what a restore brings, or a request, written by the sandbox's daemon
 /tmp/memory-sidecar-<random>.command    a command that was too long to be sent as one
 /tmp/memory-sidecar-<random>.run/       what a command prints; in the home, with a leading dot, if /tmp is full
 
@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import stat
 import time
 from typing import Iterable, Optional
@@ -50,7 +49,12 @@ def keep_uploads(paths: Iterable[str]) -> None:
 def remove(path: str) -> bool:
     """Remove a file or folder. Return whether nothing is at that path any more."""
     with contextlib.suppress(OSError):
-        shutil.rmtree(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            import shutil
+
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
     return not os.path.lexists(path)
 
 

@@ -14,47 +14,52 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, List, Union
 
+from sidecar.format.protocol import IncomingPart, Link, OutgoingPart, SendAnswer, SendQuestion
 from sidecar.format.refusal import Refusal
 
 CHUNK = 1 << 20
 REACH_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 
-Link = Any  # {"url": …, "headers": {…}}
+Part = Union[IncomingPart, OutgoingPart]
 
 
-def send(request: dict[str, Any]) -> dict[str, Any]:
+def send(question: SendQuestion) -> SendAnswer:
     """Upload each part of a file to its link, then remove the folder that contains the file."""
-    path = request["path"]
+    path = question.path
     with open(path, "rb") as file:
-        for part in request["parts"]:
-            _transfer(_put, part, file, path)
+        for part in question.parts:
+            _transfer(part, file, path)
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-    return {"status": "sent"}
+    return SendAnswer("sent", question.memory, question.snapshot)
 
 
-def fetch(parts: list[dict[str, Any]], path: str) -> None:
+def fetch(parts: List[IncomingPart], path: str) -> None:
     """Download all parts into one file, in order. Raise Refusal (``no-direct``) unless each has the expected length and
     hash."""
     with open(path, "wb") as file:
         for part in parts:
             start = file.tell()
-            _transfer(_get, part, file, path)
+            _transfer(part, file, path)
             file.flush()
-            if file.tell() - start != part["bytes"] or _hash_part(path, start, part["bytes"]) != part["sha256"]:
+            if file.tell() - start != part.bytes or _hash_part(path, start, part.bytes) != part.sha256:
                 raise Refusal("no-direct", "What came from the bucket is not what is stored there.")
 
 
-def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+def _transfer(part: Part, file: BinaryIO, path: str) -> None:
     """Transfer one part with Python, or with curl if Python cannot verify the server's TLS. Raise Refusal (``no-direct``)."""
-    link: Link = part["link"]
-    address = urllib.parse.urlsplit(link["url"])
+    link = part.link
+    assert link is not None
+    address = urllib.parse.urlsplit(link.url)
     try:
         port = address.port or (443 if address.scheme == "https" else 80)
         socket.create_connection((address.hostname or "", port), REACH_SECONDS).close()
-        move(link, part, file)
+        if isinstance(part, OutgoingPart):
+            _put(link, part, file)
+        else:
+            _get(link, part, file)
     except urllib.error.HTTPError as refused:
         raise Refusal("no-direct", "The bucket answered %d." % refused.code) from None
     except (OSError, ValueError) as problem:
@@ -64,24 +69,24 @@ def _transfer(move: Any, part: dict[str, Any], file: BinaryIO, path: str) -> Non
         _transfer_by_curl(link, part, file, path)
 
 
-def _put(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+def _put(link: Link, part: OutgoingPart, file: BinaryIO) -> None:
     """Upload one region of the file."""
-    body = _Region(file, part["start"], part["bytes"])
+    body = _Region(file, part.start, part.bytes)
     _send_request(link, "PUT", body).close()  # type: ignore[arg-type]
 
 
-def _get(link: Link, part: dict[str, Any], file: BinaryIO) -> None:
+def _get(link: Link, part: IncomingPart, file: BinaryIO) -> None:
     """Download one part; stop as soon as it is longer than announced."""
     start = file.tell()
     with _send_request(link, "GET", None) as answer:
         for chunk in iter(lambda: answer.read(CHUNK), b""):
             file.write(chunk)
-            if file.tell() - start > part["bytes"]:
+            if file.tell() - start > part.bytes:
                 return
 
 
 def _send_request(link: Link, method: str, body: BinaryIO | None) -> Any:
-    question = urllib.request.Request(link["url"], data=body, headers=dict(link["headers"]), method=method)
+    question = urllib.request.Request(link.url, data=body, headers=link.headers, method=method)
     return urllib.request.urlopen(question, timeout=IDLE_SECONDS)
 
 
@@ -99,23 +104,22 @@ class _Region:
         return data
 
 
-def _transfer_by_curl(link: Link, part: dict[str, Any], file: BinaryIO, path: str) -> None:
+def _transfer_by_curl(link: Link, part: Part, file: BinaryIO, path: str) -> None:
     """Transfer one part with curl, which has its own certificates. The URL goes to its standard input, where other
     users cannot see it."""
     piece = path + ".part"
-    lines = ['url = "%s"' % link["url"], 'max-time = "3600"', 'connect-timeout = "%d"' % REACH_SECONDS]
-    lines += ['header = "%s: %s"' % header for header in link["headers"].items()]
-    putting = "start" in part
+    lines = ['url = "%s"' % link.url, 'max-time = "3600"', 'connect-timeout = "%d"' % REACH_SECONDS]
+    lines += ['header = "%s: %s"' % header for header in link.headers.items()]
     try:
-        if putting:
+        if isinstance(part, OutgoingPart):
             with open(piece, "wb") as target:
-                shutil.copyfileobj(_Region(file, part["start"], part["bytes"]), target, CHUNK)
-        lines.append('%s = "%s"' % ("upload-file" if putting else "output", piece))
+                shutil.copyfileobj(_Region(file, part.start, part.bytes), target, CHUNK)
+        lines.append('%s = "%s"' % ("upload-file" if isinstance(part, OutgoingPart) else "output", piece))
         told = "\n".join(lines).encode()
         done = subprocess.run(["curl", "--silent", "--fail", "--config", "-"], input=told, capture_output=True)
         if done.returncode != 0:
             raise Refusal("no-direct", "The bucket cannot be reached: curl ended with %d." % done.returncode)
-        if not putting:
+        if isinstance(part, IncomingPart):
             with open(piece, "rb") as source:
                 shutil.copyfileobj(source, file, CHUNK)
     finally:

@@ -1,8 +1,8 @@
 """The notes a sandbox keeps about each memory: which store and memory its files belong to, and where they are.
 
 They are a small JSON file, ``notes``, in the memory's cache folder (``scratch.py``). A complete restore and every
-export write them. The sidecar provides the contents (``request["notes"]``, here ``told``) except for the folders, which
-are known only in the sandbox. An export returns the notes as they were before it, so that the sidecar can tell whether
+export write them. The sidecar provides the contents (``Identity``, here ``told``) except for the folders, which are
+known only in the sandbox. An export returns the notes as they were before it, so that the sidecar can tell whether
 it is about to continue another store's memory, or a memory under another's id. The same rules decide here whether the
 notes may be replaced: an export that is refused by one of them leaves the notes unchanged, so that it is refused the
 next time too.
@@ -21,6 +21,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
+from sidecar.format.protocol import Identity, SandboxNotes
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 
@@ -63,6 +64,10 @@ class Notes(NamedTuple):
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
+
+    def tell(self) -> SandboxNotes:
+        """Return the notes as an answer has them."""
+        return SandboxNotes(**dict(self._asdict(), withheld=list(self.withheld)))
 
 
 def parse(text: bytes) -> Optional[Notes]:
@@ -151,21 +156,21 @@ def overlaps(one: Dict[str, str], other: Dict[str, str]) -> bool:
     return bool(ours & theirs) and (ours <= theirs or theirs <= ours)
 
 
-def list_others_here(told: Dict[str, Any], others: Iterable[Notes]) -> List[Notes]:
+def list_others_here(told: Identity, others: Iterable[Notes]) -> List[Notes]:
     """Return the notes of other memories that are in this sandbox. Notes of another sandbox came with a copy of it and
     do not count."""
-    place = told["sandbox"], told.get("machine", "")
+    place = told.sandbox, told.machine
     here = [notes for notes in others if notes.current and (notes.sandbox, notes.machine) == place]
-    return [notes for notes in here if notes.memory != told["memory"]]
+    return [notes for notes in here if notes.memory != told.memory]
 
 
-def find_owners(told: Dict[str, Any], others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
+def find_owners(told: Identity, others: Iterable[Notes], roots: Dict[str, str]) -> List[Notes]:
     """Return the notes of the other memories that own these folders."""
     return [notes for notes in list_others_here(told, others) if overlaps(notes.roots, roots)]
 
 
 def find_objection(
-    told: Dict[str, Any],
+    told: Identity,
     own: Optional[Notes],
     others: Iterable[Notes],
     roots: Dict[str, str],
@@ -173,43 +178,43 @@ def find_objection(
 ) -> str:
     """Return why an export from these folders would mix up memories: the code of a guard, or "".
 
-    ``told`` is what the sidecar sent (``request["notes"]``), ``own`` are the memory's notes before the export. There is
-    no objection if the memory in this sandbox grew out of a snapshot that was its head in this store: then either a
-    version without notes restored or exported it here, or a person made a refused export the head.
+    ``told`` is what the sidecar sent, ``own`` are the memory's notes before the export. There is no objection if the
+    memory in this sandbox grew out of a snapshot that was its head in this store: then either a version without notes
+    restored or exported it here, or a person made a refused export the head.
     """
-    if not set(told["heads"]).isdisjoint(lineage):
+    if not set(told.heads).isdisjoint(lineage):
         return ""
-    if own is None or own.sandbox != told["sandbox"] or not own.current:
+    if own is None or own.sandbox != told.sandbox or not own.current:
         return OTHER_MEMORY if find_owners(told, others, roots) else ""
-    return UNKNOWN_LINEAGE if own.store and told["store"] and own.store != told["store"] else ""
+    return UNKNOWN_LINEAGE if own.store and told.store and own.store != told.store else ""
 
 
-def build_after_export(told: Dict[str, Any], own: Optional[Notes], roots: Dict[str, str]) -> Notes:
+def build_after_export(told: Identity, own: Optional[Notes], roots: Dict[str, str]) -> Notes:
     """Return the notes to write after an export that was not refused as a mix-up."""
-    before = own.roots if own is not None and own.sandbox == told["sandbox"] else {}
+    before = own.roots if own is not None and own.sandbox == told.sandbox else {}
     still = {name: folder for name, folder in before.items() if os.path.exists(folder)}
     return Notes(
-        memory=told["memory"],
-        store=told["store"] or (own.store if own is not None else ""),
-        sandbox=told["sandbox"],
-        machine=told.get("machine", ""),
+        memory=told.memory,
+        store=told.store or (own.store if own is not None else ""),
+        sandbox=told.sandbox,
+        machine=told.machine,
         roots=dict(still, **roots),
         reader=own.reader if own is not None else False,
-        conversation=told.get("conversation", ""),
+        conversation=told.conversation,
         withheld=own.withheld if own is not None else (),
     )
 
 
-def build_after_restore(told: Dict[str, Any], roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
+def build_after_restore(told: Identity, reader: bool, roots: Dict[str, str], withheld: Sequence[str] = ()) -> Notes:
     """Return the notes to write after a complete restore."""
     return Notes(
-        memory=told["memory"],
-        store=told["store"],
-        sandbox=told["sandbox"],
-        machine=told.get("machine", ""),
+        memory=told.memory,
+        store=told.store,
+        sandbox=told.sandbox,
+        machine=told.machine,
         roots=roots,
-        reader=told["reader"],
-        conversation=told.get("conversation", ""),
+        reader=reader,
+        conversation=told.conversation,
         withheld=tuple(withheld),
     )
 

@@ -16,8 +16,9 @@ import errno
 import os
 import stat
 from _thread import _local
-from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple, TypeVar
 
+from sidecar.format.protocol import AllowedPaths
 from sidecar.format.refusal import Refusal
 
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -25,6 +26,8 @@ _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 """To list a folder it must be readable."""
 _MOST_HELD = 4
+UNFINISHED = ".new"
+"""The ending of a file that is being written."""
 T = TypeVar("T")
 _held = _local()  # descriptors are kept per thread, so that no thread closes another's
 
@@ -85,7 +88,7 @@ def read_file(place: str, most: int) -> bytes:
 def write_file(place: str, data: bytes, durable: bool = False) -> None:
     """Write one of the sidecar's files, whole or not at all. Anything of that name before, also a link or a folder, is
     replaced."""
-    new = place + ".new"
+    new = place + UNFINISHED
     with open(create_file(new), "wb") as file:
         file.write(data)
         if durable:
@@ -283,10 +286,11 @@ class Containment(NamedTuple):
         return frozenset(place for place in self.apart if is_in(place, folder))
 
 
-def parse_containment(request: Dict[str, Any], *own: str) -> Containment:
-    """Read the containment from a request. ``own`` is the sidecar's folder in this sandbox, where no memory may be."""
-    told = request.get("contained") or {"beneath": None, "apart": []}
-    return Containment(told["beneath"], frozenset([*own, *told["apart"]]))
+def contain(allowed: Optional[AllowedPaths], *own: str) -> Containment:
+    """Return the containment that a request asks for. ``own`` is the sidecar's folder in this sandbox, where no memory
+    may be."""
+    beneath, apart = (allowed.beneath, allowed.apart) if allowed is not None else (None, [])
+    return Containment(beneath, frozenset([*own, *apart]))
 
 
 def is_apart(place: str, apart: FrozenSet[str]) -> bool:

@@ -7,6 +7,8 @@
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              the last restore's answer, in case it was lost on the way
 ~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, with what it does
+~/.cache/memory-sidecar/.program-<hash>.zip          this program, and the rules it works by, so that they need not be
+~/.cache/memory-sidecar/.rules-<hash>.json           sent again (parts.py)
 ~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and no snapshot has (aside.py)
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 
@@ -19,14 +21,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Iterator, List, Optional
 
+from sidecar.format.protocol import AllowedPaths
 from sidecar.format.refusal import Refusal
 from sidecar.program import leftovers, notes, places
-from sidecar.program.places import parse_containment
+from sidecar.program.places import contain
 
 STALE_SECONDS = 900
 JUST_BEGUN_SECONDS = 60
@@ -42,18 +44,34 @@ def locate_own_folder(home: str) -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "memory-sidecar")
 
 
+def locate_spare_folder() -> str:
+    """Return where it keeps them if the home cannot be written."""
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid())
+
+
 class Scratch:
-    """One run's access to the folder: opens it, locks the sandbox and removes leftovers. ``work`` is the run's own part."""
+    """One run's access to the folder: opens it, locks the sandbox and removes leftovers. ``work`` is the run's own part.
+
+    ``about`` says what the run does, for the message of runs that wait for it.
+    """
 
     def __init__(
-        self, home: str, memory_key: str, wait: float, snapshot: str, request: Optional[Dict[str, Any]] = None
+        self,
+        home: str,
+        memory_key: str,
+        wait: float,
+        snapshot: str,
+        allowed: Optional[AllowedPaths] = None,
+        about: str = "",
     ) -> None:
         self.snapshot = snapshot
         self.warnings: List[str] = []
         self.owner = os.stat(home).st_uid, os.stat(home).st_gid
-        self._request = request or {}
-        self.base = os.path.realpath(self._open_base(home))
-        self.contained = parse_containment(self._request, self.base)
+        self._about = about
+        self.base = os.path.realpath(self._open_base(home, allowed))
+        self.contained = contain(allowed, self.base)
         self.memory = self._open_own(os.path.join(self.base, re.sub(r"[^\w.~-]", "_", memory_key)))
         self.journal = os.path.join(self.memory, "journal")
         self._deadline = time.monotonic() + wait
@@ -65,22 +83,20 @@ class Scratch:
         self._lock = self._open_lock_file(os.path.join(self.work, "lock"))
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _open_base(self, home: str) -> str:
+    def _open_base(self, home: str, allowed: Optional[AllowedPaths]) -> str:
         """Return the program's folder, or one in the temporary folder (with a warning) if the home cannot be written."""
         own = locate_own_folder(home)
-        parse_containment(self._request).check("The folder of the sidecar", os.path.realpath(own))
+        contain(allowed).check("The folder of the sidecar", os.path.realpath(own))
         try:
             self._ensure_folder(os.path.dirname(own), 0o755)
             return self._ensure_folder(own)
         except OSError as problem:
-            import tempfile
-
-            base = self._open_own(os.path.join(tempfile.gettempdir(), "memory-sidecar-%d" % os.geteuid()))
+            base = self._open_own(locate_spare_folder())
             if os.lstat(base).st_uid != os.geteuid():
                 raise
             self.warnings.append(
-                "What was exported is noted in %s, not in the home (%s): when that is gone, all of the memory is sent again."
-                % (base, problem.strerror or "it cannot be written")
+                "What was exported is noted in %s, not in the home (%s): when that is gone, all of the memory is sent again,"
+                " and the sidecar's program with it." % (base, problem.strerror or "it cannot be written")
             )
             return base
 
@@ -115,7 +131,7 @@ class Scratch:
         turns = [self._take_turn(os.path.join(self.base, TURN))]
         try:
             os.ftruncate(turns[0], 0)
-            os.write(turns[0], self._describe_run().encode("utf-8", "replace"))
+            os.write(turns[0], self._about.encode("utf-8", "replace"))
             turns.append(self._take_turn(os.path.join(self.memory, "turn")))
         except BaseException:
             os.close(turns[0])
@@ -164,18 +180,13 @@ class Scratch:
             finally:
                 os.close(turn)
 
-    def _describe_run(self) -> str:
-        """Describe what this run does, for the message of runs that wait for it."""
-        verb = {"export": "An export", "restore": "A restore"}.get(self._request.get("do", ""), "A clean-up")
-        return "%s of %s" % (verb, self._request["memory"]) if "memory" in self._request else ""
-
     def _tidy(self) -> None:
         """Remove what killed runs left, and packs that the sidecar did not fetch or will not fetch any more: a run that
         asks again for the same snapshot never got the earlier answer."""
         for name in os.listdir(self.base):
             folder = os.path.join(self.base, name)
             if WORK.match(name) and not self._is_memory(folder) and not self._is_in_use(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_work(folder)
 
     def _is_memory(self, folder: str) -> bool:
         """Return whether a folder is a memory's after all: a memory's name may have the form of a run's folder."""
@@ -203,7 +214,15 @@ class Scratch:
         if keep:
             places.write_file(os.path.join(self.work, "keep"), self.snapshot.encode())
         else:
-            shutil.rmtree(self.work, ignore_errors=True)
+            _remove_work(self.work)
         os.close(self._lock)
         for turn in reversed(self._turns):
             os.close(turn)
+
+
+def _remove_work(folder: str) -> None:
+    """Remove a run's folder, as far as that is possible."""
+    try:
+        places.remove_tree(folder)
+    except (OSError, Refusal):
+        pass  # the agent has put something else there

@@ -7,18 +7,57 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import quote
 
-from sidecar.records.record import TEXT_BYTES
+from sidecar.layouts.sources import RecordSpec, SessionLookup
+from sidecar.records.columns import build_row_record, join_identity, list_columns
+from sidecar.records.files import MemoryFile, Unreadable
+from sidecar.records.record import Item, digest_contents
 
 READ_SECONDS = 600.0
 LARGEST_ROW = 256 << 20
+LARGEST_VALUE = 4 << 20
+"""How much of a value is read."""
 STEPS = 200_000
 """How many of SQLite's virtual machine steps pass between two checks of the time limit."""
+MOST_SESSIONS = 100_000
+MOST_DIFFERING = 100_000
 
 
-class Unreadable(Exception):
-    """Part of a snapshot that cannot be read as records; the message says why."""
+def read_table(file: MemoryFile, spec: RecordSpec, only: Sequence[int] | None = None) -> Iterator[Item]:
+    """Yield the rows of a table, or ``only`` those with these rowids; none if there is no such table. Raise
+    ``Unreadable``, possibly after some rows."""
+    with open_tables(file.place) as tables:
+        columns = list_columns(spec)
+        where = {column: number for number, column in enumerate(columns)}
+        contents = [where[column] for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
+        keys = [[where[column] for column in key] for key in spec.key]
+        projects = tables.read_projects(spec.sessions) if spec.sessions else {}
+        for row in tables.rows(spec.table, columns, only):
+            digest = digest_contents(b"\0".join([row[number] or b"" for number in contents]))
+            pick = partial(_pick, spec, where, projects, row)
+            yield Item(spec.kind, _identify(keys, row), digest, partial(build_row_record, spec, file, pick))
+
+
+def _identify(keys: Sequence[Sequence[int]], row: Sequence[bytes | None]) -> str:
+    """Return what identifies a row, as ``columns.identify`` does, without making texts of all its columns."""
+    for columns in keys:
+        values = [row[number] for number in columns]
+        if all(values):
+            return join_identity([value.decode("utf-8", "replace") for value in values if value])
+    return ""
+
+
+def _pick(
+    spec: RecordSpec, where: Mapping[str, int], projects: Mapping[str, str], row: Sequence[bytes | None], column: str
+) -> str:
+    """Return the text of a column; the project of a row that has none is that of its session."""
+    value = row[where[column]]
+    if not value and projects and column in spec.project:
+        sessions = (_pick(spec, where, {}, row, one) for one in spec.session)
+        return projects.get(next(filter(None, sessions), ""), "")
+    return value.decode("utf-8", "replace") if value else ""
 
 
 @contextlib.contextmanager
@@ -56,35 +95,98 @@ class TableReader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def rows(self, table: str, wanted: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-        """Yield each row as texts: for each name, the first of its columns that the table has; ``""`` if it has none of
-        them.
+    def rows(
+        self, table: str, wanted: Sequence[str], only: Sequence[int] | None = None
+    ) -> Iterator[tuple[bytes | None, ...]]:
+        """Yield each row as bytes, in the order of its rows: for ``name|other``, the first of these columns that the
+        table has; nothing if it has none of them.
 
         No rows if there is no such table. Raise ``Unreadable``, possibly after some rows.
         """
         with translate_sqlite_errors():
             columns = self._list_columns(table)
-            chosen = {name: next((one for one in names if one in columns), "") for name, names in wanted.items()}
-            found = {name: column for name, column in chosen.items() if column}
-            if not found:
+            chosen = [next((one for one in name.split("|") if one in columns), "") for name in wanted]
+            if not any(chosen):
                 return
             # Read as bytes: text in a database may be invalid, contain NULs, or be extremely long.
             values = ", ".join(
-                f"substr(CAST({_quote_name(column)} AS BLOB), 1, {TEXT_BYTES})" for column in found.values()
+                f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LARGEST_VALUE})" if column else "NULL"
+                for column in chosen
             )
-            missing = dict.fromkeys(wanted.keys() - found.keys(), "")
-            for row in self._connection.execute(f"SELECT {values} FROM {_quote_name(table)}"):
-                texts = [value.decode("utf-8", "replace") if value else "" for value in row]
-                yield {**missing, **dict(zip(found, texts, strict=True))}
+            select = f"SELECT {values} FROM {_quote_name(table)}"
+            if only is None:
+                yield from self._connection.execute(f"{select} ORDER BY rowid" if self._has_rowid(table) else select)
+            for rowid in only or ():
+                yield from self._connection.execute(f"{select} WHERE rowid = ?", (rowid,))
 
-    def _list_columns(self, table: str) -> set[str]:
+    def _has_rowid(self, table: str) -> bool:
+        try:
+            self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} LIMIT 0")
+        except sqlite3.OperationalError:
+            return False
+        return True
+
+    def read_projects(self, lookup: SessionLookup) -> dict[str, str]:
+        """Return the project of each session."""
+        projects: dict[str, str] = {}
+        for session, project in self.rows(lookup.table, (lookup.session, lookup.project)):
+            if len(projects) >= MOST_SESSIONS:
+                break
+            if session and project:
+                projects[session.decode("utf-8", "replace")] = project.decode("utf-8", "replace")
+        return projects
+
+    def find_differing(self, earlier: str, spec: RecordSpec) -> tuple[list[int], list[int]] | None:
+        """Return the rowids of the rows that an earlier copy of the database has and this one has not, or not so; and
+        the other way round. SQLite compares them, which is many times faster than reading both.
+
+        ``None`` if the table is not the same kind of table in both. Raise ``Unreadable``.
+        """
+        with translate_sqlite_errors():
+            self._connection.execute("ATTACH ? AS earlier", (f"file:{quote(earlier)}?mode=ro&immutable=1",))
+            names = {one for column in list_columns(spec) for one in column.split("|")}
+            both = [self._list_columns(spec.table, schema) & names for schema in ("main", "earlier")]
+            if not both[0] or both[0] != both[1]:
+                return None
+            table = _quote_name(spec.table)
+            differs = " OR ".join(f"n.{_quote_name(one)} IS NOT o.{_quote_name(one)}" for one in sorted(both[0]))
+            come = self._list_rowids(
+                f"SELECT n.rowid FROM main.{table} n LEFT JOIN earlier.{table} o ON o.rowid = n.rowid"
+                f" WHERE o.rowid IS NULL OR {differs}"
+            )
+            gone = self._list_rowids(
+                f"SELECT o.rowid FROM earlier.{table} o WHERE NOT EXISTS"
+                f" (SELECT 1 FROM main.{table} n WHERE n.rowid = o.rowid)"
+            )
+            # Of those that differ, the ones that both have: looked up one by one, not by another pass over all rows.
+            look_up = f"SELECT 1 FROM earlier.{table} WHERE rowid = ?"
+            there = [rowid for rowid in come if self._connection.execute(look_up, (rowid,)).fetchone()]
+            return sorted([*gone, *there]), come
+
+    def list_rowids(self, table: str) -> list[int]:
+        """Return the rowids of a table in the order in which ``rows`` yields them. Raise ``Unreadable``."""
+        with translate_sqlite_errors():
+            if not self._list_columns(table):
+                return []
+            return [
+                row[0] for row in self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} ORDER BY rowid")
+            ]
+
+    def _list_rowids(self, select: str) -> list[int]:
+        found = [row[0] for row in self._connection.execute(f"{select} LIMIT {MOST_DIFFERING + 1}")]
+        if len(found) > MOST_DIFFERING:
+            raise Unreadable("more rows differ than can be told apart")
+        return found
+
+    def _list_columns(self, table: str, schema: str = "main") -> set[str]:
         """Return a plain table's columns. Views and virtual tables are skipped: what they return can be anything."""
         kind = self._connection.execute(
-            "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+            f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?", (table,)
         ).fetchone()
         if kind is None or "VIRTUAL" in str(kind[0]).upper().partition("(")[0]:
             return set()
-        return {str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quote_name(table)})")}
+        rows = self._connection.execute(f"PRAGMA {schema}.table_info({_quote_name(table)})")
+        return {str(row[1]) for row in rows}
 
 
 def _quote_name(name: str) -> str:

@@ -1,4 +1,1 @@
 """Search: the records of a store's memories, kept in a search database."""
-
-KINDS = ("session", "observation", "summary", "prompt", "learning", "decision", "section")
-"""The kinds of records."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sidecar.models.answers import Hit
 from sidecar.records.record import Record
 
 Still = Callable[[], Awaitable[bool]]
@@ -58,29 +59,6 @@ class Query:
     kinds: Sequence[str] = ()
     limit: int = 20
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """A record that was found."""
-
-    memory: str
-    kind: str
-    key: str
-    title: str
-    snippet: str
-    """Where in its text, the words between ``**``."""
-    project: str = ""
-    session: str = ""
-    at: str | None = None
-    """When it was written down, by the program that did; ISO, in UTC."""
-    path: str = ""
-    """The file it is in, inside the snapshot."""
-    snapshot: str = ""
-    """The snapshot that was searched: newer ones were not."""
-    indexed: str = ""
-    """When the index was updated to it."""
-    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

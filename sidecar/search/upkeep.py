@@ -20,8 +20,10 @@ from sidecar.errors import (
 )
 from sidecar.host.files import open_spool
 from sidecar.host.work import gather_few
+from sidecar.layouts import Layout
+from sidecar.models.answers import Found
 from sidecar.records.snapshot import fetch_records
-from sidecar.search.port import MemoryRef, Query, SearchDatabase, SearchHits, WriteCounts
+from sidecar.search.port import MemoryRef, Query, SearchDatabase, WriteCounts
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
@@ -56,22 +58,15 @@ class IndexResult:
     """Whether another attempt may succeed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The hits, and those of their memories whose records are not the head's."""
-
-    found: SearchHits
-    behind: list[str]
-    unindexed: list[str] = field(default_factory=list)
-    """If nothing was found: the requested memories (or all) that were never indexed and so not searched."""
-
-
 class SearchIndex:
     """The records of one store in a search database."""
 
-    def __init__(self, repository: Repository, database: SearchDatabase) -> None:
+    def __init__(
+        self, repository: Repository, database: SearchDatabase, layouts: Mapping[str, Layout] | None = None
+    ) -> None:
         self._repository = repository
         self._database = database
+        self._layouts = layouts
         self._id = ""
 
     async def update_memory(self, memory: str) -> IndexResult:
@@ -115,12 +110,15 @@ class SearchIndex:
         wrong = await self._list_differing({memory: held.get(memory) for memory in there})
         return wrong + sorted(held.keys() - set(there))
 
-    async def search(self, query: Query) -> SearchResult:
+    async def search(self, query: Query) -> Found:
         """Search the records of this store. Raise a ``SearchError`` or a ``StoreError``."""
         found = await self._database.search(replace(query, store=await self._read_store_id()))
-        behind = await self._list_differing({hit.memory: hit.snapshot for hit in found.hits})
-        return SearchResult(
-            found=found, behind=behind, unindexed=[] if found.hits else await self._list_unindexed(query.memories)
+        return Found(
+            query=query.words,
+            hits=found.hits,
+            more=found.more,
+            behind=await self._list_differing({hit.memory: hit.snapshot for hit in found.hits}),
+            unindexed=[] if found.hits else await self._list_unindexed(query.memories),
         )
 
     async def _list_unindexed(self, wanted: Sequence[str]) -> list[str]:
@@ -155,7 +153,7 @@ class SearchIndex:
         try:
             manifest = await self._repository.manifest(place.memory, snapshot)
             async with open_spool() as scratch:
-                records = await fetch_records(self._repository.store, manifest, scratch)
+                records = await fetch_records(self._repository.store, manifest, scratch, self._layouts)
                 written = await self._database.replace(place, snapshot, records, still)
         except SnapshotError:
             if await still():

@@ -10,20 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sidecar.audit.lines import build_own_call
+from sidecar.audit.trail import Trail
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.core import Reached, gather
 from sidecar.engine.exports.decision import check_reasons
-from sidecar.engine.heads import Acceptance, accept, fork, rollback
+from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
 from sidecar.ids import check_memory_id, parse_snapshot_time
+from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.admission import Admission
 from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.access.usage import Usage
 from sidecar.service.attachments.attachment import CareOptions
+from sidecar.service.calls import REPEATED, note_outcome, note_subject
 from sidecar.service.event_types import DELETED
 from sidecar.service.events import Events, publish_accepted
 from sidecar.service.idempotency import KeyedCall, RememberedCall, RememberedCalls
@@ -31,12 +35,13 @@ from sidecar.service.metrics import Metrics
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.sandboxes import Sandboxes, SandboxTarget
 from sidecar.service.settings import Service, narrow_local_policy
-from sidecar.store.manifest import Head, Manifest
-from sidecar.store.retention import Forgot, forget
+from sidecar.store.manifest import Manifest
+from sidecar.store.retention import forget
 from sidecar.store.selectors import resolve_snapshot
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
+    from sidecar.service.starts import Starts
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
@@ -50,13 +55,15 @@ class _AlreadyBegun(Exception):
 class Sidecar:
     """One service: its engine, operations, open sandboxes, events and metrics."""
 
-    def __init__(self, engine: Engine, settings: Service) -> None:
-        self.engine = replace(engine, forgot=self._publish_forgot)
+    def __init__(self, engine: Engine, settings: Service, trail: Trail | None = None) -> None:
+        self.engine = replace(engine, forgot=self._on_forgot)
         self.settings = settings
         self.events = Events()
         self.metrics = Metrics()
         self.events.subscribe(self.metrics.count, repetitions=True)
-        self.operations = Operations(self.events, concurrency=settings.concurrency, queue=settings.queue)
+        self.trail = trail or Trail()
+        """Where the audit is written."""
+        self.operations = Operations(self.events, self.trail, concurrency=settings.concurrency, queue=settings.queue)
         self.sandboxes = Sandboxes(partial(engine.open_sandbox, local=narrow_local_policy(engine.local, settings)))
         self.remembered_calls = RememberedCalls(engine)
         self.keeper: Keeper | None = None
@@ -69,6 +76,8 @@ class Sidecar:
             lambda sandbox: self.keeper.list_memories(sandbox) if self.keeper else (),
         )
         self.events.subscribe(self.admission.usage.count, repetitions=True)
+        self.starts: Starts | None = None
+        """Creates sandboxes and ends them."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 
@@ -84,6 +93,7 @@ class Sidecar:
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = request
             if call is not None:
+                await operation.intend(call.snapshot)
                 if (stored := await self.remembered_calls.finish(call, target.ref)) is not None:
                     return await self._close_unreported(stored)
                 ours = replace(request, snapshot=call.snapshot)
@@ -101,7 +111,7 @@ class Sidecar:
 
     def _build_engine(self, operation: Operation, reached: Reached | None = None) -> Engine:
         """Return the engine for an operation: it works within what the caller may see and store."""
-        engine = replace(self.engine, progress=operation, reached=reached)
+        engine = replace(self.engine, progress=operation, reached=_announce(operation, reached))
         return self.admission.narrow_engine(engine, operation.caller)
 
     async def _export_for_caller(self, engine: Engine, box: Sandbox, request: ExportRequest) -> ExportReceipt:
@@ -203,8 +213,11 @@ class Sidecar:
         if running is not None:
             before, under_way = running
             asked.check_same(before)
+            note_outcome(REPEATED)
             return under_way
         if call is not None and (answered := self.remembered_calls.read_receipt(call)) is not None:
+            note_outcome(REPEATED)
+            note_subject(snapshot=answered.snapshot or "")
             return self.operations.repeat(operation, answered)
 
         async def once(started: Operation) -> Receipt:
@@ -256,31 +269,34 @@ class Sidecar:
 
     # Changes without a sandbox: each is published once it is done
 
-    async def fork(self, memory: str, new: str, snapshot: str, *, caller: Caller = ITSELF) -> Manifest:
+    async def fork(self, memory: str, new: str, snapshot: str, *, caller: Caller = ITSELF) -> Forked:
         """Begin a new memory with a copy of a snapshot."""
         repository = self.engine.repository
         if caller.id:
             source = await resolve_snapshot(repository, check_memory_id(memory), snapshot)
             added = self._estimate_copy(await repository.manifest(memory, source))
             await self.admission.check_quotas(caller, new, added)
-        manifest = await fork(repository, check_memory_id(memory), new, snapshot)
-        self.admission.usage.add(new, self._estimate_copy(manifest))
-        self.events.publish("memory.forked", memory=new, snapshot=manifest.snapshot, origin=manifest.origin)
-        return manifest
+        done = await fork(repository, check_memory_id(memory), new, snapshot)
+        self.admission.usage.add(new, self._estimate_copy(await repository.manifest(new, done.snapshot)))
+        note_subject(also=new, snapshot=done.snapshot)
+        self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)
+        return done
 
     def _estimate_copy(self, manifest: Manifest) -> int:
         """Return how many bytes a copy of a snapshot takes at most: a head is smaller than a manifest."""
         return manifest.packed_bytes + 2 * self.engine.repository.store.room(len(manifest.encode()))
 
-    async def rollback(self, memory: str, snapshot: str) -> tuple[Head, str]:
-        """Make another snapshot the head. Return the new head and the old head's id."""
-        head, before = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
-        self.events.publish("memory.rolled-back", memory=memory, snapshot=head.snapshot, replaced=before or None)
-        return head, before
+    async def rollback(self, memory: str, snapshot: str) -> Head:
+        """Make another snapshot the head."""
+        done = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
+        self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
+        return done
 
     async def accept(self, memory: str, snapshot: str) -> Acceptance:
         """Make a snapshot the head that guards rejected, or that has diverged."""
         done = await accept(self.engine.repository, check_memory_id(memory), snapshot)
+        note_subject(snapshot=done.head)
         publish_accepted(
             self.events,
             memory=memory,
@@ -292,7 +308,7 @@ class Sidecar:
         )
         return done
 
-    async def forget(self, memory: str, *, dry_run: bool) -> Forgot:
+    async def forget(self, memory: str, *, dry_run: bool) -> Forgotten:
         """Apply the retention rules to a memory. Raise ``MemoryNotFound``."""
         await list_existing_ids(self.engine.repository, memory)
         done = await forget(self.engine.repository, memory, self.engine.retention, dry_run=dry_run)
@@ -316,16 +332,32 @@ class Sidecar:
         heads = await self.engine.repository.heads()
         self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
 
-    def publish_forgot(self, done: Forgot) -> None:
+    def publish_forgot(self, done: Forgotten) -> None:
         """Publish what the retention rules removed from a memory, if anything."""
         if done.forgotten or done.collected.objects:
             self._publish_forgot(done.memory, done.forgotten, done.collected.objects, done.collected.bytes)
+
+    def _on_forgot(self, memory: str, forgotten: int) -> None:
+        """Tell what the rules removed after an export."""
+        self.trail.add(build_own_call("retention", memory=memory), f"forgot {forgotten}")
+        self._publish_forgot(memory, forgotten)
 
     def _publish_forgot(self, memory: str, forgotten: int, objects: int = 0, size: int = 0) -> None:
         self.events.publish("retention.forgot", memory=memory, snapshots=forgotten, objects=objects, bytes=size)
 
     async def close(self) -> None:
         await self.sandboxes.close()
+
+
+def _announce(operation: Operation, reached: Reached | None) -> Reached:
+    """Return what the engine calls before it stores or changes anything."""
+
+    async def announce(snapshot: str) -> None:
+        if reached is not None:
+            await reached(snapshot)
+        await operation.intend(snapshot)
+
+    return announce
 
 
 async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:

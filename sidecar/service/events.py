@@ -7,28 +7,16 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
+from sidecar.models.answers import Event
 from sidecar.service.event_types import ACCEPTED
 
 REMEMBERED = 500
 WAITING = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """``number`` grows by one with each event of a process; ``type`` is one of ``EVENTS``."""
-
-    number: int
-    type: str
-    at: str
-    memory: str = ""
-    sandbox: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Events:

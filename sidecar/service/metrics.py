@@ -9,8 +9,8 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from sidecar.models.answers import Event
 from sidecar.service.event_types import ACCEPTED, DELETED
-from sidecar.service.events import Event
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
+from sidecar.audit.trail import Record, Trail
 from sidecar.errors import SidecarError
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.access.turns import FairTurns
 from sidecar.service.attachments.trouble import find_save_problem
+from sidecar.service.calls import get_current_call
 from sidecar.service.events import Events, publish_accepted
 
 REMEMBERED = 1000
@@ -74,6 +77,10 @@ class Operation:
     """Who asked for it."""
     ours: bool = False
     """The service started it, not a caller."""
+    why: str = ""
+    """Why the service started it: "checkpoint", "shutdown"."""
+    record: Record | None = None
+    """What the audit tells of it, from the moment it was accepted."""
     told: str = ""
     """The code of a problem that was already reported for this sandbox: the same problem again is counted, but not
     reported again."""
@@ -102,6 +109,12 @@ class Operation:
             "snapshot": self.snapshot,
         }
         return {name: value for name, value in about.items() if value}
+
+    async def intend(self, snapshot: str) -> None:
+        """Record in the audit that it will store or change something now, before it does: the engine's ``reached``.
+        Raise a ``SidecarError`` if that cannot be kept."""
+        if self.record is not None:
+            await self.record.intend(snapshot)
 
     def build_event_fields(self) -> dict[str, str]:
         """Return the fields for every event about it."""
@@ -144,8 +157,9 @@ class Locks:
 class Operations:
     """Accepts work, runs it, and remembers the results of the last ``REMEMBERED`` operations."""
 
-    def __init__(self, events: Events, *, concurrency: int, queue: int) -> None:
+    def __init__(self, events: Events, trail: Trail, *, concurrency: int, queue: int) -> None:
         self._events = events
+        self._trail = trail
         self._turns = FairTurns(concurrency)
         self._concurrency = concurrency
         self._most = concurrency + queue
@@ -167,11 +181,25 @@ class Operations:
         if not ours:
             self.check_intake(operation.caller)
         operation.ours = ours
+        operation.record = self._begin_record(operation)
         self._remember(operation)
         task = asyncio.create_task(self._run(operation, work))
         self._open[task] = operation
         task.add_done_callback(lambda done: self._open.pop(done, None))
         return operation
+
+    def _begin_record(self, operation: Operation) -> Record:
+        """Begin the record of an operation, in the name of whoever asked for it. Raise ``AuditUnwritable``."""
+        current, memory, sandbox = get_current_call(), operation.memory, operation.sandbox
+        # What the service does by itself may have been planned while a caller was being answered, so only ``ours`` tells.
+        if operation.ours or current is None:
+            call = build_own_call(operation.why or operation.kind, memory=memory, sandbox=sandbox)
+        else:
+            # One that is only a part of what was asked for, as the restore of an attachment, is called what it is.
+            part = current.record is not None and current.record.intended
+            call = current.build_call(operation.kind if part else current.what, memory=memory, sandbox=sandbox)
+            current.operations += 1
+        return self._trail.begin(call)
 
     def check_intake(self, caller: Caller = ITSELF) -> None:
         """Raise ``TooBusy`` or ``Stopping`` if no operation of a caller is accepted now. One named token cannot fill the
@@ -252,9 +280,22 @@ class Operations:
         finally:
             await operation.held.aclose()
             operation.finished = time.time()
+            await self._end_record(operation)
             if not isinstance(operation.problem, NotWanted):
                 self._publish(operation)
             operation.ended.set()
+
+    async def _end_record(self, operation: Operation) -> None:
+        """Record what came of an operation, before anybody is told. One that was not wanted and changed nothing leaves
+        no record."""
+        record, receipt, problem = operation.record, operation.receipt, operation.problem
+        if record is None or (isinstance(problem, NotWanted) and not record.intended):
+            return
+        if receipt is not None:
+            also = receipt.saved_first_memory if isinstance(receipt, RestoreReceipt) else ""
+            record.note(snapshot=receipt.snapshot or "", also=also or "")
+        outcome = receipt.outcome.value if receipt is not None else problem.code if problem is not None else ""
+        await record.end(outcome)
 
     def _publish(self, operation: Operation) -> None:
         """Log and publish the end of an operation. A problem that was reported before is only counted."""

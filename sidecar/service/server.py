@@ -17,6 +17,8 @@ import httpx
 import structlog
 import uvicorn
 
+from sidecar.audit.settings import Audit
+from sidecar.audit.trail import Trail, open_trail
 from sidecar.engine import Engine
 from sidecar.host.local_token import find_token_path
 from sidecar.service.api.app import make_app
@@ -25,6 +27,7 @@ from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.door.connections import Connection, ConnectionLimits, Listener, limit_connections
 from sidecar.service.door.door import Hosts
+from sidecar.service.jobs.adoption import AdoptionJob
 from sidecar.service.jobs.drills import DrillJob
 from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
@@ -35,6 +38,7 @@ from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Service, Webhook
+from sidecar.service.starts import Starts
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
@@ -49,8 +53,11 @@ class ServiceConfig:
 
     service: Service
     webhooks: Sequence[Webhook] = ()
+    audit: Audit = Audit()
     index_every: float = 300.0
     """Seconds between two looks at whether the search index is up to date."""
+    adopt: str = ""
+    """The folder with backups to adopt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,20 @@ async def serve(
         await step()
     host, callers, tls, listener = found.host, found.callers, found.tls, found.listener
     assert listener is not None
-    sidecar = Sidecar(engine, settings)
+    trail = open_trail(config.audit, engine.repository.store, lambda told: log.info("audit", **told))
+    await trail.open()
+    await trail.write()
+    sidecar = Sidecar(engine, settings, trail)
     deliveries = _start_deliveries(sidecar, config.webhooks)
     jobs = Jobs()
     keeper = Keeper(sidecar, jobs)
     await keeper.start()
-    RetentionJob(sidecar, jobs).start()
+    keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
+    RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
     DrillJob(sidecar, jobs).start()
     TokenJob(sidecar, keeper, callers, jobs).start()
+    AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
+    Starts(sidecar, keeper).look_regularly(jobs)
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)
@@ -117,7 +130,21 @@ async def serve(
     server.should_exit = True
     server.force_exit = orders.hurry.is_set()
     await asyncio.wait({serving}, timeout=5)
+    await _close_trail(trail)
     return HURRIED if orders.hurry.is_set() else UNSAVED if left else 0
+
+
+async def _close_trail(trail: Trail) -> None:
+    """End the audit of this service, within ``DELIVERY_SECONDS``."""
+    log = structlog.get_logger("sidecar")
+    try:
+        async with asyncio.timeout(DELIVERY_SECONDS):
+            problem = await trail.close()
+    except TimeoutError:
+        log.critical("lines of the audit may be lost: the place they are kept in does not answer")
+    else:
+        if problem is not None:
+            log.critical("lines of the audit are lost", **problem.as_dict())
 
 
 def _compute_limits(settings: Service, log: structlog.BoundLogger) -> ConnectionLimits:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.errors import BadConfig
+from sidecar.host.cron import Cron, find_zone
 from sidecar.host.loopback import is_loopback
-from sidecar.host.sections import check_least
+from sidecar.host.sections import check_cron, check_least
 from sidecar.host.text import suggest
 from sidecar.policy.local_folders import LocalPolicy
 from sidecar.service.door.authorities import ANY, Authority
@@ -73,12 +75,43 @@ class Service:
     """A service that was not heard of for so long has lost its attachments to another one on the same store."""
     checkpoint_every: float = 300.0
     """Seconds between two exports of a sandbox that is looked after, unless its restore or attachment says otherwise."""
+    checkpoint_at: str = ""
+    """When all sandboxes that are looked after are exported, as a cron expression ("55 17 * * 1-5"), beside
+    ``checkpoint_every``."""
     drill_every: float = 86400.0
     """Seconds between two drills: a random snapshot is restored into a scratch sandbox. 0: never."""
+    drill_at: str = ""
+    """When a drill is run, as a cron expression, instead of ``drill_every``: "0 4 * * sun"."""
+    timezone: str = "UTC"
+    """The time zone of cron expressions, such as "Europe/Berlin"."""
     drill_bytes: int = 1 << 30
     """Larger snapshots are not drilled; so much must fit into the temporary folder."""
     lead: float = 60.0
     """So many seconds before a provider ends a sandbox it is exported."""
+
+    def find_cron(self, text: str) -> Cron | None:
+        """Return a cron expression in the service's time zone; ``None`` if it is empty."""
+        return Cron.parse(text, find_zone(self.timezone)) if text else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopt:
+    folder: str = ""
+    """A folder with backups from before there was a sidecar (.tar.gz, .tgz, .tar.zst, .tar). When a service starts, each whose
+    memory does not exist becomes one: conductor.tar.gz becomes "conductor". Files are only read."""
+
+
+def check_adopt(settings: Adopt) -> Adopt:
+    """Return the settings. Raise ``BadConfig`` if the folder cannot be one."""
+    folder = os.path.expanduser(settings.folder)
+    at = ("adopt", "folder")
+    if folder and not os.path.isabs(folder):
+        raise BadConfig(f"[adopt] folder = {settings.folder!r} is no absolute path.", hint="Begin it with /.", at=at)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise BadConfig(
+            f"[adopt] folder: {folder} is no folder.", hint="Name the folder that the backups are in.", at=at
+        )
+    return settings
 
 
 def check_service(settings: Service) -> Service:
@@ -99,6 +132,14 @@ def check_service(settings: Service) -> Service:
         missing = "tls_key" if settings.tls_cert else "tls_cert"
         raise BadConfig(f"[service] {missing} is missing: TLS needs both files.", at=("service", missing))
     parse_address(settings.bind)
+    for key in ("checkpoint_at", "drill_at"):
+        check_cron(getattr(settings, key), ("service", key))
+    try:
+        find_zone(settings.timezone)
+    except ValueError as problem:
+        hint = str(problem) or 'Write a name such as "Europe/Berlin" or "UTC".'
+        message = f"[service] timezone = {settings.timezone!r} is no time zone."
+        raise BadConfig(message, hint=hint, at=("service", "timezone")) from None
     return settings
 
 

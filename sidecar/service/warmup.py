@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.package import build_program
 from sidecar.service.access.grants import ITSELF
 
 FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/memories/m/restores"))
@@ -17,7 +17,7 @@ FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/
 async def warm_up(app: ASGIApp) -> None:
     """Pack the in-sandbox program, and make the framework build its routes by requests that change nothing: the last
     two lack a body."""
-    await asyncio.to_thread(delivery.pack_programs)
+    await asyncio.to_thread(build_program)
     for method, path in FIRST:
         await app(_build_scope(method, path), _receive_nothing, _ignore)
     # What is allocated by now is kept for good: the garbage collector need not scan it again and again.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sidecar.errors import SnapshotDamaged
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
+from sidecar.models.answers import Collected
 from sidecar.ports import ObjectInfo
 from sidecar.store.marks import Mark, Marks, State
 from sidecar.store.repository import PARALLEL_READS, Repository
@@ -22,23 +23,6 @@ CALL_SECONDS = 7 * 24 * 3600.0
 CLAIM_SECONDS = 3600.0
 """A collector deletes a pack that it has claimed within half of this time, or not at all."""
 UNREADABLE = "A manifest cannot be read, or that of the head is gone, and may refer to any pack: none was collected."
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What a collection removed, and what still waits."""
-
-    objects: int = 0
-    """Objects removed; in a dry run, those that would be."""
-    bytes: int = 0
-    unfinished: int = 0
-    waiting: int = 0
-    """Packs that no snapshot needs, and whose grace period is not over."""
-    waiting_bytes: int = 0
-    notes: int = 0
-    """Notes about snapshots that no longer exist, and answers to old calls."""
-    problem: str = ""
-    """Why no pack was collected."""
 
 
 @dataclass(frozen=True, slots=True)

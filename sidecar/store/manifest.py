@@ -127,6 +127,8 @@ class Manifest:
     """The home it was exported from; "" if that was not an agent's, or is not known."""
     user: str = ""
     """The user it was exported as."""
+    changes: dict[str, tuple[int, int, int]] | None = None
+    """How many records were added, changed and removed since its parent, by kind; ``None`` if it is not known."""
     format: int = FORMAT
 
     @property
@@ -140,7 +142,10 @@ class Manifest:
             for name, rules in self.covered.items()
         }
         packs = [pack.as_dict() for pack in self.packs]
-        return encode_checksummed({**asdict(self), "packs": packs, "covered": covered})
+        told = {**asdict(self), "packs": packs, "covered": covered}
+        if self.changes is None:
+            del told["changes"]
+        return encode_checksummed(told)
 
     @classmethod
     def decode(cls, data: Encoded, memory: str, snapshot: str) -> Self:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
 from sidecar.ids import MemoryKeys, parse_snapshot_time
+from sidecar.models.answers import Fate, Forgotten
 from sidecar.policy.retention import (
     KeepLabelled,
     Plan,
@@ -24,42 +25,12 @@ from sidecar.policy.retention import (
     plan_memory,
     plan_store,
 )
-from sidecar.store.garbage import Collected, collect
+from sidecar.store.garbage import collect
 from sidecar.store.manifest import LONGEST_HISTORY, Manifest
 from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
 
 Manifests = Mapping[str, Manifest | SnapshotDamaged]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What happens to one snapshot, and why."""
-
-    snapshot: str
-    keep: bool
-    reason: str
-    created: str
-    label: str
-    pinned: bool
-    bytes: int
-    """Bytes that no other snapshot needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgot:
-    """What was done to a memory; in a dry run, what would be."""
-
-    memory: str
-    kept: int
-    forgotten: int
-    snapshots: list[Fate] = field(default_factory=list)
-    """Newest first."""
-    collected: Collected = Collected()
-    over_bytes: int = 0
-    """By how much what has to stay exceeds the memory's byte limit."""
-    problem: str = ""
-    """Why nothing was forgotten, or no pack collected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +46,7 @@ class _MemoryState:
     """Size of everything else it has in the store."""
 
 
-async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgot:
+async def forget(repository: Repository, memory: str, retention: Retention, *, dry_run: bool = False) -> Forgotten:
     """Apply the rules to one memory, and collect."""
     read = await _read_memory(repository, memory, retention.build_policy_for(memory))
     return await _apply_plan(repository, memory, read, read.plan, retention, dry_run)
@@ -83,7 +54,7 @@ async def forget(repository: Repository, memory: str, retention: Retention, *, d
 
 async def forget_all(
     repository: Repository, retention: Retention, *, dry_run: bool = False
-) -> tuple[list[Forgot], int]:
+) -> tuple[list[Forgotten], int]:
     """Apply the rules to every memory and the byte limit to all of them together, and collect.
 
     Return what was done to each, and by how much what has to stay exceeds the limit.
@@ -256,7 +227,7 @@ def _needs_manifest(snapshot: str, state: HeadState) -> bool:
 
 async def _apply_plan(
     repository: Repository, memory: str, read: _MemoryState, decided: Plan, retention: Retention, dry_run: bool
-) -> Forgot:
+) -> Forgotten:
     """Carry out a plan, collect, and describe both."""
     going = [row.id for row in decided.forgotten]
     if not dry_run:
@@ -265,8 +236,9 @@ async def _apply_plan(
         repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds, dry_run=dry_run
     )
     sizes = count_exclusive_bytes(decision.snapshot for decision in decided.decisions)
-    return Forgot(
+    return Forgotten(
         memory=memory,
+        dry_run=dry_run,
         kept=len(decided.kept),
         forgotten=len(going),
         snapshots=[

@@ -1,7 +1,8 @@
-"""Resolve which snapshot is meant: an id or part of it, a time, or the latest."""
+"""Resolve which snapshot is meant: an id or part of it, a time, a conversation, a label, or the latest."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from sidecar.errors import BadReference, MemoryNotFound, SnapshotDamaged, SnapshotNotFound
@@ -10,7 +11,8 @@ from sidecar.store.repository import Repository
 
 
 async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> str:
-    """Return the snapshot meant by an id (or an unambiguous part of one), ``latest`` or ``@TIME``.
+    """Return the snapshot meant by an id (or an unambiguous part of one), ``latest``, ``latest~2``, ``@TIME``,
+    ``conversation:ID`` or ``label:NAME``.
 
     Raise ``MemoryNotFound`` or ``SnapshotNotFound``, and ``BadReference`` if a time is not valid.
     """
@@ -27,6 +29,11 @@ async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> 
         if not state.head:
             raise SnapshotNotFound(f"No snapshot of {memory} ever became its head.")
         return state.head.snapshot
+    if back := _BACK.match(wanted):
+        return await _step_back(repository, memory, int(back[1]), ids)
+    for name in ("conversation", "label"):
+        if wanted.startswith(f"{name}:"):
+            return await _resolve_named(repository, memory, name, wanted.partition(":")[2], ids)
     if moment is not None:
         return await _resolve_time(repository, memory, moment, ids)
     found = [snapshot for snapshot in ids if snapshot.startswith(wanted) or snapshot.endswith(wanted)]
@@ -38,6 +45,37 @@ async def resolve_snapshot(repository: Repository, memory: str, wanted: str) -> 
         )
         raise SnapshotNotFound(many)
     return found[0]
+
+
+_BACK = re.compile(r"latest~(\d{1,6})\Z")
+
+
+async def _step_back(repository: Repository, memory: str, steps: int, ids: list[str]) -> str:
+    """Return what was the head so many heads ago, of those that are still there."""
+    state = await repository.head(memory)
+    if state.problem:
+        raise SnapshotDamaged(state.problem)
+    past = [snapshot for snapshot, _ in state.head.history] if state.head else []
+    there = [snapshot for snapshot in dict.fromkeys(past) if snapshot in set(ids)]
+    if steps >= len(there):
+        raise SnapshotNotFound(
+            f"{memory} has {len(there)} snapshots that were its head; latest~{steps} is none of them."
+        )
+    return there[steps]
+
+
+async def _resolve_named(repository: Repository, memory: str, name: str, value: str, ids: list[str]) -> str:
+    """Return the newest snapshot of a conversation or with a label that was the head; if none was, the newest."""
+    manifests = await repository.manifests(memory, ids)
+    found = [
+        snapshot
+        for snapshot in ids
+        if isinstance(one := manifests.get(snapshot), Manifest) and value and getattr(one, name) == value
+    ]
+    if not found:
+        raise SnapshotNotFound(f"{memory} has no snapshot with the {name} {value!r}.")
+    head = (await repository.head(memory)).head or await repository.rebuild_head(memory)
+    return next((snapshot for snapshot in found if head and head.was_head(snapshot)), found[0])
 
 
 async def _resolve_time(repository: Repository, memory: str, moment: datetime, ids: list[str]) -> str:

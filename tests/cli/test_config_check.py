@@ -34,6 +34,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         '[service]\nbind = "192.0.2.1:8077"\ntoken_file = "{here}/token"\n',
         "listened on",
     ),
+    "a schedule that never comes": (
+        '[service]\ndrill_at = "0 4 31 2 *"\n',
+        "c.toml:2: [service] drill_at = '0 4 31 2 *'",
+    ),
+    "a time zone that is none": ('[service]\ntimezone = "Europe/Berlni"\n', "Did you mean 'Europe/Berlin'?"),
     "a missing key file": ('[encryption]\nidentity_files = ["{here}/key"]\n', "/key cannot be read"),
 }
 
@@ -94,6 +99,19 @@ def test_only_what_differs_from_the_defaults_is_shown(tmp_path: Path, capsys: py
     assert [(row[0], row[1]) for row in rows[1:]] == [("limits.files", "7"), ("service.bind", "127.0.0.1:0")]
     checked = run_cli("config", "check", f"--config={config}", store="")
     assert checked.document["ok"] is True and checked.document["changed"] == {"limits.files": 7}
+
+
+def test_schedules_are_shown_with_their_next_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = '[retention]\nat = "30 2 * * *"\n[service]\ntimezone = "Asia/Kolkata"\ncheckpoint_at = "55 17 * * 1-5"\n'
+    config = _config(tmp_path, text)
+    checked = run_cli("config", "check", f"--config={config}", store="").document
+    retention, checkpoints = checked["schedule"]
+    assert (retention["option"], retention["expression"]) == ("retention.at", "30 2 * * *")
+    assert retention["timezone"] == "Asia/Kolkata"
+    assert [due[10:] for due in retention["next"]] == ["T02:30:00+05:30"] * 3
+    assert checkpoints["option"] == "service.checkpoint_at" and len(set(checkpoints["next"])) == 3
+    assert main(["config", "check", f"--config={config}"]) == 0
+    assert "T02:30:00+05:30" in capsys.readouterr().out
 
 
 def test_the_address_that_serve_will_be_told_is_checked(tmp_path: Path) -> None:

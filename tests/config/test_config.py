@@ -60,6 +60,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, words: str) -> None:
         ("keep_within = '0d'", "keep_within = '0d' is no time at all. Write more"),
         ("keep_last = 3\n[retention.memories.a]\nkeep_within = '0s'", "\"a\"] keep_within = '0s' is no time at all"),
         ("every = '0.5s'", "every must be at least a second"),
+        ("at = '30 25 * * *'", "[retention] at = '30 25 * * *' is no cron expression: '25' is no hour"),
         ("keep_calls = 'x'", "keep_calls = 'x' is no duration"),
         ("memory_bytes = 10\nstore_bytes = 9", "memory_bytes = 10 is more than store_bytes = 9"),
         ("keep_labelled = ['']", "empty pattern"),

@@ -29,7 +29,8 @@ WITHIN = {
         "Unreadable",
     ),
     # In the program inside the sandbox, which knows nothing of the tree.
-    *("BadTarball", "BaseUnusable", "OverLimit", "Refusal", "UnexpectedPage", "Unscrubbable"),
+    *("BadTarball", "BaseUnusable", "OtherProtocol", "OverLimit", "Refusal", "RulesMissing", "UnexpectedPage"),
+    "Unscrubbable",
 }
 """Signals between two functions, caught before anything reaches a caller."""
 

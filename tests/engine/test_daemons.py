@@ -32,7 +32,7 @@ from sidecar.program import leftovers
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.wiring import open_sandbox
 from tests.parts.homes import memory_tree, project_tree, write
-from tests.parts.memories import Box, Provider, engine_on, grow_large, plain_home, provider_named
+from tests.parts.memories import Box, Provider, engine_on, grow_large, plain_home, provider_named, shell_tools
 
 MEMORY = "m"
 NOBODY = 65534
@@ -367,7 +367,22 @@ async def test_any_number_of_projects_can_be_exported(engine: Engine, provider: 
     provider.clear()
     sent = await _export(engine, box.open(), projects=tuple(projects))
     assert (sent.outcome, sent.trips) == ("committed", provider.asked())
-    assert sent.trips["upload"] == 1 and sent.round_trips == sum(sent.trips.values())
+    assert sent.trips["command"] == 2 and sent.round_trips == sum(sent.trips.values())
+    assert not box.emulated.uploaded
+
+
+@remote
+async def test_a_script_that_is_too_long_for_a_command_goes_by_a_file(
+    engine: Engine, provider: Provider, tmp_path: Path
+) -> None:
+    box = provider.box(tools=shell_tools(tmp_path / "tools"))
+    projects = [f"~/work/{number} {os.urandom(32).hex()}/service" for number in range(1500)]
+    plain_home(box.home)
+    write(box.home / projects[-1][2:] / "MEMORY.md", b"last")
+    provider.clear()
+    sent = await _export(engine, box.open(), projects=tuple(projects))
+    assert (sent.outcome, sent.trips) == ("committed", provider.asked())
+    assert sent.trips["upload"] == 1, "the script; the request is in the environment"
     assert _left_behind(box) == []
 
 

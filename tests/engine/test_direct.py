@@ -27,7 +27,7 @@ from sidecar.store.manifest import Pack
 from sidecar.store.repository import Repository
 from sidecar.store.verification import verify_memory
 from sidecar.wiring import open_sandbox, open_store
-from tests.parts.forgery import framed, request_in
+from tests.parts.forgery import framed
 from tests.parts.homes import forget_caches, titles, told, tree, without_cache
 from tests.parts.memories import (
     Box,
@@ -45,6 +45,7 @@ from tests.parts.memories import (
     strays,
 )
 from tests.parts.s3_servers import S3Server, free_port
+from tests.parts.sent import request_in
 
 MEMORY = "conductor"
 SECRET_SIGNS = ("x-amz-", "signature=", "%2faws4_request")
@@ -142,7 +143,8 @@ async def test_a_large_pack_goes_to_the_bucket_and_back_without_the_sidecar_carr
     box, other = _large(provider.box()), provider.box()
     control = {"control": 1} if provider.emulator else {}
     receipt = await _committed(engine, box.open())
-    assert receipt.trips == {"command": 2, **control} == provider.asked()
+    first = 3 if provider.emulator else 2  # the program is not there yet
+    assert receipt.trips == {"command": first, **control} == provider.asked()
     assert (receipt.kind, receipt.warnings) == ("full", [])
     assert receipt.transferred_bytes > receipt.packed_bytes > 2 << 20
     assert await strays(engine, MEMORY) == set(), "what was parked is gone, what the manifest names is there"
@@ -385,7 +387,7 @@ class Boasting(Watched):
     """It says that it sent its pack to the bucket, and sent nothing."""
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        request = request_in(command)
+        request = request_in(command, how.get("environment"))
         if request["do"] != "send":
             return await super().run(command, **how)
         said = {"status": "sent", "memory": request["memory"], "snapshot": request["snapshot"]}

@@ -13,7 +13,9 @@ from typing import TypeVar
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.sandbox.dialogue import build_error
 from sidecar.errors import OutputTooLarge, SandboxTimeout, SidecarError
+from sidecar.format.protocol import ProgramError
 from tests.parts import forked_sidecar
 from tests.parts.forgery import (
     BIG_AFTER,
@@ -28,9 +30,9 @@ from tests.parts.forgery import (
     framed,
     good_delta,
     honest,
-    request_in,
 )
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, tree
+from tests.parts.sent import request_in
 
 T = TypeVar("T")
 ROOM = 400 << 10
@@ -86,6 +88,20 @@ def test_a_bomb_is_refused_quickly_and_in_little_memory(case: str, engine: Engin
     assert said["seconds"] < PATIENCE
     assert said["sent"] < 40 << 20, "this is no bomb but simply large"
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("disk-full", "disk-full"),
+        ("limit-files", "limit-files"),
+        ("made-up", "sandbox-program-failed"),
+        ("limit-made-up", "sandbox-program-failed"),
+        ("unauthorized", "sandbox-program-failed"),
+    ],
+)
+def test_a_code_that_only_a_sandbox_knows_is_not_told_to_callers(said: str, told: str) -> None:
+    assert build_error(ProgramError(code=said, message="It says so.")).code == told
 
 
 def test_what_is_unchanged_since_no_snapshot_at_all_is_not_believed(tmp_path: Path) -> None:

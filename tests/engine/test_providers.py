@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from emulators import Fault
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import SandboxAsleep
+from sidecar.layouts import Layout, RootSpec
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import (
     KEPT_KEYS,
@@ -156,7 +159,7 @@ async def test_a_large_pack_leaves_and_arrives_whole(engine: Engine, provider: P
     grow_large(box.home)
     provider.clear()
     receipt = await _committed(engine, box, "full")
-    assert (receipt.trips.get("command"), receipt.trips.get("download")) == (1, 1)
+    assert (receipt.trips.get("command"), receipt.trips.get("download")) == (_first(provider), 1)
     await _complete(engine, other)
     assert without_cache(tree(other.home)) == without_cache(tree(box.home))
 
@@ -390,7 +393,7 @@ async def test_the_receipt_says_the_round_trips_that_the_provider_counted(engine
         return receipt
 
     first = await exported()
-    assert first.trips == {"command": 1, **_control(provider)} == provider.asked(), "connecting is one request"
+    assert first.trips == {"command": _first(provider), **_control(provider)} == provider.asked()
     grow(box.home)
     small = await exported()
     assert (small.kind, small.trips) == ("delta", {"command": 1})
@@ -398,6 +401,7 @@ async def test_the_receipt_says_the_round_trips_that_the_provider_counted(engine
     unchanged = await exported()
     assert (unchanged.outcome, unchanged.trips) == ("unchanged", {"command": 1})
     assert unchanged.trips == provider.asked()
+    assert unchanged.transferred_bytes < 8_000
     grow_large(box.home)
     large = await exported()
     assert (large.kind, large.trips) == ("delta", {"command": 1, "download": 1})
@@ -411,11 +415,55 @@ async def test_the_receipt_says_the_round_trips_that_the_provider_counted(engine
     warm = await restore(engine, other, RestoreRequest(memory=MEMORY))
     assert warm.trips == {"upload": 1, "command": 1} == provider.asked()
     assert warm.round_trips == 2
+    provider.clear()
+    after = await export(engine, other, ExportRequest(memory=MEMORY))
+    assert (after.outcome, after.trips) == ("unchanged", {"command": 1}), "the restore brought the program"
+    assert after.transferred_bytes < 8_000
 
 
 def _control(provider: Provider) -> dict[str, int]:
     """What connecting for the first time costs."""
     return {"control": 1} if provider.emulator else {}
+
+
+def _first(provider: Provider) -> int:
+    """How many commands the first export takes in a sandbox that nothing was restored into: it lacks the program."""
+    return 2 if provider.emulator else 1
+
+
+# Requests of any length
+
+
+@on_disk
+@pytest.mark.parametrize("there", [50, pytest.param(1_000, marks=pytest.mark.slow)])
+async def test_a_thousand_projects_a_long_layout_and_the_longest_id(
+    engine: Engine, provider: Provider, there: int
+) -> None:
+    """No request is too long for any provider. The names are random, so that they stay long when they are packed."""
+    chance = random.Random(7)
+    patterns = tuple(f"notes/{chance.randbytes(20).hex()}.md" for _ in range(4_300))
+    long = Layout(name="long", roots=(RootSpec(name="long", paths=("~/long",)),), keep=("kept.md", *patterns))
+    assert len(json.dumps(long.for_sandbox())) > 200_000
+    engine = replace(engine, layouts={**engine.layouts, "long": long})
+    memory = ("longest/" + "é" * 200)[:200]
+    box, other = provider.box(), provider.box()
+    write(box.home / "long/kept.md", b"kept")
+    projects = tuple(f"~/work/{chance.randbytes(60).hex()}" for _ in range(1_000))
+    for number, project in enumerate(projects[-there:]):
+        write(box.home / project[2:] / "MEMORY.md", b"%d" % number)
+    asked = ExportRequest(memory=memory, projects=projects)
+    first = await export(engine, box.open(), asked)
+    assert (first.outcome, first.files) == ("committed", there + 1), first.warnings
+    write(box.home / projects[-1][2:] / "MEMORY.md", b"changed")
+    provider.clear()
+    second = await export(engine, box.open(), asked)
+    assert (second.outcome, second.kind) == ("committed", "delta")
+    assert second.trips == {"command": 1, **_control(provider)} == provider.asked(), "no file was uploaded for it"
+    back = await restore(engine, other.open(), RestoreRequest(memory=memory, projects=projects))
+    assert (back.outcome, back.files) == ("complete", there + 1), back
+    assert without_cache(tree(other.home)) == without_cache(tree(box.home))
+    for each in (box, other):
+        assert await each.is_clean(), each.left_behind()
 
 
 @remote
@@ -490,7 +538,7 @@ async def test_a_sandbox_about_to_end_is_prolonged_and_exported(engine: Engine, 
     receipt = await _committed(engine, box)
     assert box.emulated.ends_at - time.time() > (200 if provider.name == "e2b" else 50)
     assert told(receipt) == []
-    assert receipt.trips == {"command": 1, "control": 2} == provider.asked()
+    assert receipt.trips == {"command": 2, "control": 2} == provider.asked()
     assert [call.status < 300 for call in provider.server.calls if call.step in ("timeout", "activity")] == [True]
 
 
@@ -544,7 +592,7 @@ async def test_a_sandbox_asleep_is_woken_when_that_is_asked_for_and_the_receipt_
     assert receipt.outcome == "committed"
     assert any("was asleep and has been woken" in warning for warning in receipt.warnings)
     assert box.emulated.running
-    assert receipt.trips == {"command": 1, "control": 2} == provider.asked()
+    assert receipt.trips == {"command": 2, "control": 2} == provider.asked()
     target = _asleep(provider)
     restored = await restore(engine, target.open(wake=True), RestoreRequest(memory=MEMORY))
     assert restored.outcome == "complete"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, finish_export, restore
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from tests.parts.homes import run_cli, titles, tree, without_cache, write
 from tests.parts.memories import Box, Name, Provider, engine_on, grow, manifests_of, plain_home, shell_tools
@@ -174,3 +174,18 @@ def test_the_command_line_says_it(tmp_path: Path) -> None:
     assert ran.document["head"] == head
     ran = run_cli("export", MEMORY, "--sandbox", f"local:{home}", "--force", store=store)
     assert (ran.code, ran.document["head"]) == (0, ran.document["snapshot"])
+
+
+@on_this_machine
+async def test_a_readers_export_that_was_cut_short_is_finished_beside_the_head(
+    engine: Engine, provider: Provider
+) -> None:
+    _, head = await _begun(engine, provider)
+    reader = provider.box()
+    await _complete(engine, reader, read_only=True)
+    grow(reader.home)
+    beside = str((await _export(engine, reader)).snapshot)
+    # The service died before it could answer, and the call is sent again.
+    receipt = await finish_export(engine, MEMORY, beside, reader.ref)
+    assert receipt is not None and (receipt.outcome, receipt.head) == ("diverged", head)
+    assert (await engine.repository.head(MEMORY)).snapshot == head

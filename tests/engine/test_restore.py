@@ -26,7 +26,6 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.store.manifest import Manifest
-from tests.parts.forgery import request_in
 from tests.parts.homes import (
     KEPT_KEYS,
     LONG_AGO,
@@ -49,6 +48,7 @@ from tests.parts.homes import (
     without_cache,
     write,
 )
+from tests.parts.sent import request_in
 
 MEMORY = "m"
 
@@ -465,7 +465,7 @@ class _KilledSandbox(WatchedSandbox):
         self.killed = False
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        if request_in(command)["do"] == "tidy":
+        if request_in(command, how.get("environment"))["do"] == "tidy":
             return await super().run(command, **how)
         running = asyncio.create_task(super().run(command, **how))
         await asyncio.to_thread(self._kill, running)

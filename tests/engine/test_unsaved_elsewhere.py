@@ -19,10 +19,11 @@ from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restor
 from sidecar.errors import BadAnswer
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from tests.parts.forgery import framed, request_in
+from tests.parts.forgery import framed
 from tests.parts.homes import WatchedSandbox, empty_home, engine_at, observe, titles, tree, without_cache, write
 from tests.parts.memories import Box, Name, Provider, engine_on, grow, manifests_of, plain_home, shell_tools
 from tests.parts.s3_servers import S3Server
+from tests.parts.sent import request_in
 
 MEMORY = "conductor"
 BEFORE = "c716831"
@@ -200,7 +201,7 @@ class LyingSandbox(WatchedSandbox):
         self.answers, self.asked = list(answers), list[dict[str, Any]]()
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        request = request_in(command)
+        request = request_in(command, how.get("environment"))
         self.asked.append(request)
         if request["do"] == "restore" and self.answers:
             about = {"memory": request["memory"], "snapshot": request["snapshot"]}

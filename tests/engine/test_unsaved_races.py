@@ -23,7 +23,6 @@ from sidecar.host.files import open_spool
 from sidecar.ports import CommandResult
 from sidecar.program import places
 from sidecar.store.fetch import fetch_entries
-from tests.parts.forgery import request_in
 from tests.parts.homes import (
     WatchedSandbox,
     empty_home,
@@ -37,6 +36,7 @@ from tests.parts.homes import (
 )
 from tests.parts.in_process import InProcess
 from tests.parts.memories import grow, manifests_of, plain_home
+from tests.parts.sent import request_in
 
 MEMORY = "m"
 
@@ -78,7 +78,7 @@ class KilledSandbox(WatchedSandbox):
 
     async def run(self, command: str, **how: Any) -> CommandResult:
         running = asyncio.create_task(super().run(command, **how))
-        if request_in(command)["do"] == self.verb:
+        if request_in(command, how.get("environment"))["do"] == self.verb:
             await asyncio.to_thread(self._kill, running)
         return await running
 
@@ -276,7 +276,7 @@ class WatchedTidy(WatchedSandbox):
         self._inner = sandbox
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        if request_in(command)["do"] == "tidy" or self._inner.killed:
+        if request_in(command, how.get("environment"))["do"] == "tidy" or self._inner.killed:
             raise ProgramFailed("killed")
         return await self._inner.run(command, **how)
 

@@ -10,8 +10,8 @@ import pytest
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.config.settings import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.sandbox.dialogue import ExportAnswer
 from sidecar.errors import BadConfig, UnknownLayout
+from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import Layout, choose_layouts, load_built_in
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportReceipt

@@ -13,8 +13,8 @@ from adapters.sandboxes.local import LocalSandbox
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt, download
 from sidecar.engine.exports.arrival import _check_keyed
-from sidecar.engine.sandbox.dialogue import ExportAnswer, FoundRoot
 from sidecar.errors import UntrustedSandbox
+from sidecar.format.protocol import ExportAnswer, FoundRoot
 from sidecar.program.capture.project_folders import make_slug
 from sidecar.receipts import ExportReceipt
 from sidecar.store.manifest import Manifest

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine.sandbox.inspection import Amount, SeenDatabase, SeenRoot
+from sidecar.engine.sandbox.inspection import advise
+from sidecar.format.protocol import Amount, SeenDatabase, SeenRoot
 from sidecar.layouts import load_built_in
 from tests.parts.homes import empty_home, run_cli, tree, write
 from tests.parts.samples import PROJECT, SAMPLES, SECRET, memory
@@ -83,7 +84,7 @@ def test_free_pages_are_seen(tmp_path: Path) -> None:
 def test_a_database_of_mostly_free_pages_comes_with_what_to_do() -> None:
     row = SeenDatabase(path="claude-mem/claude-mem.db", place="/x", bytes=100 << 20, free_bytes=90 << 20)
     root = SeenRoot(name="claude-mem", layout="claude-mem", folder="/x", tiers={"hot": Amount()}, databases=[row])
-    (words,) = root.advice
+    (words,) = advise(root)
     assert "mostly free pages (90% of it)" in words and "VACUUM" in words
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE
+from sidecar.format.protocol import ExportAnswer, encode
 from sidecar.format.refusal import Refusal
 from sidecar.program.limits.trim import Dropped, Limit, Row, describe_dropped, plan_trimming
 
@@ -184,12 +184,18 @@ def test_a_set_goes_as_its_hottest_and_newest() -> None:
         )
 
 
+def described(rows: list[Dropped]) -> ExportAnswer:
+    answer = ExportAnswer("changed", "m", "s")
+    describe_dropped(rows, answer)
+    return answer
+
+
 def test_a_report_has_an_end_and_counts_the_rest() -> None:
     rows = [Dropped(f"root/memory/papers/{number}.md", 1, "cold", "over limits.files") for number in range(25_000)]
-    assert describe_dropped(rows[:20_000])["dropped_more"] == 0, "twice what people have"
-    told = describe_dropped([*rows, Dropped("root/folder/", 0, "cold", "nothing is left in it")])
-    assert (len(told["dropped"]), told["dropped_more"]) == (20_000, 5001)
-    assert (told["dropped_files"], told["dropped_bytes"]) == (25_000, 25_000)
-    long = describe_dropped([Dropped("\U0001f9e0" * 1000, 1, "cold", "over limits.files")] * 1000)
-    assert len(long["dropped"]) < 400 and len(long["dropped"]) + long["dropped_more"] == 1000
-    assert len(json.dumps(long)) < ANSWER_ALLOWANCE // 2 + 1000
+    assert described(rows[:20_000]).dropped_more == 0, "twice what people have"
+    told = described([*rows, Dropped("root/folder/", 0, "cold", "nothing is left in it")])
+    assert (len(told.dropped), told.dropped_more) == (20_000, 5001)
+    assert (told.dropped_files, told.dropped_bytes) == (25_000, 25_000)
+    long = described([Dropped("\U0001f9e0" * 1000, 1, "cold", "over limits.files")] * 1000)
+    assert len(long.dropped) < 400 and len(long.dropped) + long.dropped_more == 1000
+    assert len(encode(long)) < ANSWER_ALLOWANCE // 2 + 1000

@@ -14,7 +14,8 @@ from typing import Any
 from tests.parts.forked_sidecar import Sidecar
 from tests.parts.homes import Ran, run_cli
 
-PYTHON_38 = (*sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")), "python3.8")
+PYTHONS = tuple(f"3.{minor}" for minor in range(8, 15))
+"""The versions that the in-sandbox program promises to run on."""
 
 
 def done(*words: str | Path, store: str | Path) -> dict[str, Any]:
@@ -52,6 +53,12 @@ def url_of(store: str | Path) -> str:
     return store if isinstance(store, str) else f"file:{store}"
 
 
+def find_python(version: str) -> str:
+    """A Python of this version on this machine; empty when there is none."""
+    places = [*sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")), f"python{version}"]
+    return next((found for place in places if (found := shutil.which(str(place)))), "")
+
+
 def python_38() -> str:
-    """A Python 3.8 on this machine; empty when there is none."""
-    return next((found for place in PYTHON_38 if (found := shutil.which(str(place)))), "")
+    """The oldest Python that counts; empty when there is none."""
+    return find_python(PYTHONS[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -14,24 +15,25 @@ from sidecar.engine.sandbox import delivery
 from sidecar.errors import OutputTooLarge
 from sidecar.ports import CommandResult
 from tests.parts import forked_sidecar
+from tests.parts.sent import sent_by
 
-REQUEST = re.compile(r" ([A-Za-z0-9+/]+=*) </dev/null\n")
+PIECE = re.compile(re.escape(delivery.PIECE) + r"\d+\Z")
 
 
 class ForkedCommand(Command):
     """A command in a local sandbox. One that is not our installed program, run by the usual Python, is run as it is."""
 
     def run(self, script: str) -> CommandResult:
-        request = REQUEST.search(script)
+        sent = sent_by(script, self._environment)
         usual = self._environment.get("PATH", "").split(os.pathsep)[0] == str(Path(sys.executable).parent)
-        ours = delivery._CHECK + delivery._FIND + delivery._RUN in script
-        if request is None or not usual or not ours or not self._home.is_dir():
+        ours = delivery._BEGIN + delivery._FIND + delivery._RUN in script
+        if sent is None or not sent.request or not usual or not ours or not self._home.is_dir():
             return super().run(script)
         process = forked_sidecar.Sidecar(
-            [request[1]],
+            [sent.nonce, *(base64.b64encode(part).decode() for part in sent[1:])],
             kind="program",
             cwd=self._home,
-            env=self._environment,
+            env={name: value for name, value in self._environment.items() if not PIECE.match(name)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

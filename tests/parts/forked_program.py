@@ -17,8 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sidecar.ports import CommandResult
+
+if TYPE_CHECKING:
+    from tests.parts.sent import Sent
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -26,10 +30,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 class Job:
     """One run of the program: begun when it is made."""
 
-    def __init__(self, address: str, home: Path, environment: Mapping[str, str], text: str) -> None:
+    def __init__(self, address: str, home: Path, environment: Mapping[str, str], sent: Sent) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address)
-        request = json.dumps({"home": str(home), "environment": dict(environment), "text": text})
+        words = [sent.nonce, *(part.decode("latin-1") for part in sent[1:])]
+        request = json.dumps({"home": str(home), "environment": dict(environment), "sent": words})
         self._connection.sendall(request.encode() + b"\n")
         self._answer = self._connection.makefile("rb")
         self.pid = int(self._answer.readline() or 0)
@@ -73,8 +78,8 @@ class Forks:
         )
         assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
 
-    def start(self, home: Path, environment: Mapping[str, str], text: str) -> Job:
-        return Job(self.address, home, environment, text)
+    def start(self, home: Path, environment: Mapping[str, str], sent: Sent) -> Job:
+        return Job(self.address, home, environment, sent)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -104,7 +109,8 @@ def _serve(connection: socket.socket) -> None:
     sys.stdout = io.TextIOWrapper(printed)
     from sidecar.program.main import main
 
-    code = main(request["text"])
+    nonce, *parts = request["sent"]
+    code = main(nonce, *(part.encode("latin-1") for part in parts))
     connection.sendall(b"%d %d\n" % (code, len(printed.getvalue())) + printed.getvalue())
 
 

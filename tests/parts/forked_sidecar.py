@@ -9,6 +9,7 @@ reads when it starts (``PYTHON…``): what is about those needs ``subprocess``.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import functools
 import gc
@@ -324,7 +325,8 @@ def _live(request: Mapping[str, Any]) -> None:
     if kind == "program":
         from sidecar.program.main import main
 
-        code = main(*words)
+        nonce, *parts = words
+        code = main(nonce, *map(base64.b64decode, parts))
         sys.stdout.flush()
         os._exit(code)
     if request["programs"]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import io
-import json
 import os
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +13,7 @@ from unittest import mock
 from adapters.sandboxes.local import LocalSandbox
 from sidecar.ports import CommandResult
 from sidecar.program.main import main
-from tests.parts.forgery import request_in
+from tests.parts.sent import sent_by
 
 
 class InProcess(LocalSandbox):
@@ -24,11 +21,12 @@ class InProcess(LocalSandbox):
         super().__init__(home.resolve())
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        text = base64.b64encode(zlib.compress(json.dumps(request_in(command)).encode(), 1)).decode()
+        sent = sent_by(command, how.get("environment"))
+        assert sent is not None
         printed = io.TextIOWrapper(io.BytesIO())
         with mock.patch.dict(os.environ, {"HOME": str(self.home)}), mock.patch.object(sys, "stdout", printed):
             try:
-                code = main(text)
+                code = main(*sent)
             finally:
                 gc.enable()
         return CommandResult(code, printed.buffer.getvalue())

@@ -24,8 +24,8 @@ from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxStatus
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
 from sidecar.wiring import open_sandbox, open_store
-from tests.parts.forgery import request_in
 from tests.parts.homes import OwnMachine, observe, write
+from tests.parts.sent import request_in
 
 Name = Literal["local", "e2b", "daytona"]
 Hook = Callable[[dict[str, Any]], Awaitable[None] | None]
@@ -78,6 +78,9 @@ class Watched:
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
         return self._sandbox.ground(projects)
 
+    def holds(self, path: str) -> bool:
+        return self._sandbox.holds(path)
+
     async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()
 
@@ -85,7 +88,7 @@ class Watched:
         return await self._sandbox.prolong(seconds)
 
     async def run(self, command: str, **how: Any) -> CommandResult:
-        request = request_in(command) if "sidecar.program" in command else {}
+        request = request_in(command, how.get("environment")) if "sidecar.program" in command else {}
         self.commands.append(request)
         if self._before is not None and inspect.isawaitable(acting := self._before(request)):
             await acting

@@ -8,7 +8,6 @@ that of a process that was killed. What the sandbox runs goes on, or dies with i
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import functools
 import io
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -46,9 +44,9 @@ from sidecar.service.logs import configure_logs
 from sidecar.service.readiness import StartChecks
 from sidecar.store.encryption.keys_given import read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox
-from tests.parts.forgery import request_in
 from tests.parts.forked_program import Forks, Job
 from tests.parts.homes import PROJECT
+from tests.parts.sent import sent_by
 from tests.parts.services import TOKEN, Service
 
 Kind = Literal["before", "after", "during", "interrupt", "trouble", "stop"]
@@ -165,8 +163,9 @@ def _forked(method: Any, forks: Forks) -> Any:
         if not self.home.is_dir() or type(self) is not LocalSandbox:
             result: CommandResult = await method(self, command, environment=environment, **how)
             return result
-        text = base64.b64encode(zlib.compress(json.dumps(request_in(command)).encode(), 1)).decode()
-        job = await asyncio.to_thread(forks.start, self.home, {**self._environment, **(environment or {})}, text)
+        sent = sent_by(command, environment)
+        assert sent is not None
+        job = await asyncio.to_thread(forks.start, self.home, {**self._environment, **(environment or {})}, sent)
         fate = FATE.get()
         if fate is not None:
             fate.jobs.append(job)

@@ -13,28 +13,66 @@ OPENING = re.compile(rf"{LESS}{BLANK}{{0,64}}private(?:{BLANK}|{MORE})".encode()
 CLOSING = re.compile(rf"{LESS}{BLANK}{{0,64}}\\{{0,32}}/{BLANK}{{0,64}}private{BLANK}{{0,64}}{MORE}".encode(), re.I)
 
 
+BEGINS_LINE = re.compile(rb"(?:\A|[\r\n])[ \t>*+#-]*(?:[0-9]{1,3}[.)][ \t]*)?(?:\[[ xX]\][ \t]*)?\Z")
+PARAGRAPH_END = re.compile(rb"(?:\r?\n|\r)(?=[ \t]*(?:[\r\n*+>#|`-]|[0-9]{1,3}[.)][ \t]|\Z))")
+WORD = re.compile(rb" (?:(?:tag|block|marker|element|section|passage)s?|syntax)(?![A-Za-z0-9])")
+
+
 def without_private(text: bytes, json: bool) -> tuple[bytes, int]:
     """The text as it should be exported, and how many passages were taken out."""
     out, at, taken, in_string, escaped = bytearray(), 0, 0, False, False
     while at < len(text):
-        run = at
-        while text[run : run + 1] == b"\\":
-            run += 1
-        run = run if run - at <= 32 else at
-        opening = OPENING.match(text, at) if text[at : at + 1] in b"<\\" and not _mid_run(text, at) else None
-        if opening is not None:
-            keep = (run - at) - ((run - at) & -(run - at))
-            out += text[at : at + keep]
+        start, end = _tag(OPENING, text, at)
+        passage = 0
+        if end:
+            for byte in text[at:start]:
+                out.append(byte)
+                in_string, escaped = _next(in_string, escaped, byte) if json else (False, False)
+            passage = _passage_end(text, start, end, json, in_string, bytes(out))
+            at = start
+        if passage:
             out += b"[private]"
             taken += 1
-            in_one = in_string and _string_end(text, at + keep) >= opening.end()
-            at, escaped = _block_end(text, opening.end(), _string_end(text, opening.end()) if in_one else -1), False
+            at, escaped = passage, False
             continue
-        out += text[at : at + 1]
-        if json:
-            in_string, escaped = _next(in_string, escaped, text[at])
-        at += 1
+        for byte in text[at : end or at + 1]:
+            out.append(byte)
+            in_string, escaped = _next(in_string, escaped, byte) if json else (False, False)
+        at = end or at + 1
     return bytes(out), taken
+
+
+def _tag(kind: re.Pattern[bytes], text: bytes, at: int, bound: int | None = None) -> tuple[int, int]:
+    """Where a tag begins and ends that is at this place, or after the first backslashes there; (0, 0) if there is none,
+    or if it is in quotes."""
+    found = kind.match(text, at, len(text) if bound is None else bound)
+    if found is None or text[at : at + 1] not in b"<\\" or _mid_run(text, at):
+        return 0, 0
+    run = at
+    while text[run : run + 1] == b"\\":
+        run += 1
+    count = run - at
+    start, end = at + count - (count & -count), found.end()
+    quote = re.compile(rb"\\{0,32}([\"'`])").match(text, end)
+    if quote and start and text[start - 1 : start] == quote[1] and text[end - 1] not in b" \t\r\n\f\v":
+        return 0, 0
+    return start, end
+
+
+def _passage_end(text: bytes, start: int, at: int, json: bool, in_string: bool, before: bytes) -> int:
+    """Where the passage ends whose tag is from ``start`` to ``at``; 0 if the tag is only mentioned."""
+    in_one = in_string and _string_end(text, start) >= at and _json_goes_on(text, _string_end(text, at))
+    bound = _string_end(text, at) if in_one else len(text)
+    mentions = WORD.match(text, at) and (in_one or not json)
+    if not mentions and (json or (BEGINS_LINE.search(before) and not WORD.match(text, at))):
+        return _block_end(text, at, bound) or bound
+    closed = _block_end(text, at, bound)
+    if closed or mentions:
+        return closed
+    while at < len(text) and not PARAGRAPH_END.match(text, at):
+        _, end = _tag(OPENING, text, at)
+        at = (_block_end(text, end, len(text)) if end else 0) or at + 1
+    return at
 
 
 def _mid_run(text: bytes, at: int) -> bool:
@@ -73,17 +111,14 @@ def _json_goes_on(text: bytes, at: int) -> bool:
     return rest[:1] in (b",", b":") and len(rest) - 1 - len(value) <= 1024 and value.startswith(begins)
 
 
-def _block_end(text: bytes, at: int, string_end: int) -> int:
-    """Where a block ends whose first tag ended at ``at``; in a JSON string that is one, no later than it."""
-    bound = string_end if string_end >= 0 and _json_goes_on(text, string_end) else len(text)
+def _block_end(text: bytes, at: int, bound: int) -> int:
+    """Where a block ends whose first tag ended at ``at``; 0 if it is not closed before ``bound``."""
     depth = 1
     while at < bound:
-        if opening := OPENING.match(text, at, bound):
-            depth, at = depth + 1, opening.end()
-        elif closing := CLOSING.match(text, at, bound):
-            depth, at = depth - 1, closing.end()
+        if (end := _tag(OPENING, text, at, bound)[1]) or (end := _tag(CLOSING, text, at, bound)[1]):
+            depth, at = depth + (1 if _tag(OPENING, text, at, bound)[1] else -1), end
             if not depth:
                 return at
         else:
             at += 1
-    return bound
+    return 0

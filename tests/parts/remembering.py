@@ -24,7 +24,8 @@ CREATE TABLE IF NOT EXISTS sdk_sessions (
 CREATE TABLE IF NOT EXISTS observations (
     id INTEGER PRIMARY KEY AUTOINCREMENT, memory_session_id TEXT NOT NULL, project TEXT NOT NULL, text TEXT,
     type TEXT NOT NULL, title TEXT, subtitle TEXT, facts TEXT, narrative TEXT, concepts TEXT, files_read TEXT,
-    files_modified TEXT, prompt_number INTEGER, created_at TEXT NOT NULL, created_at_epoch INTEGER NOT NULL);
+    files_modified TEXT, prompt_number INTEGER, content_hash TEXT, created_at TEXT NOT NULL,
+    created_at_epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS session_summaries (
     id INTEGER PRIMARY KEY AUTOINCREMENT, memory_session_id TEXT NOT NULL, project TEXT NOT NULL, request TEXT,
     investigated TEXT, learned TEXT, completed TEXT, next_steps TEXT, files_read TEXT, files_edited TEXT, notes TEXT,
@@ -84,21 +85,27 @@ class Agent:
             for _ in range(count):
                 self._clock += 60
                 title, narrative, fact = self._words(3), self._words(30), self._words(5)
-                cursor = connection.execute(
-                    "INSERT INTO observations (memory_session_id, project, type, title, narrative, facts, created_at,"
-                    " created_at_epoch) VALUES ('s', 'app', 'change', ?, ?, ?, '', ?)",
-                    (title, narrative, json.dumps([fact, "second"]), self._clock * 1000),
+                connection.execute(
+                    "INSERT INTO observations (memory_session_id, project, type, title, narrative, facts, content_hash,"
+                    " created_at, created_at_epoch) VALUES ('s', 'app', 'change', ?, ?, ?, ?, '', ?)",
+                    (title, narrative, json.dumps([fact, "second"]), f"h{self._clock}", self._clock * 1000),
                 )
-                key, text = f"claude-mem/{cursor.lastrowid}", f"{narrative}\n\n{fact}\nsecond"
+                key, text = f"{MEM}#s,h{self._clock},{self._clock}000", f"{narrative}\n\n{fact}\nsecond"
                 self.rows["observation", key] = (title, text, "app", "s", self._now, MEM)
+
+    @property
+    def observed(self) -> list[tuple[str, Row]]:
+        """Its observations with their keys, the oldest first."""
+        return [(key, row) for (kind, key), row in self.rows.items() if kind == "observation"]
 
     def forget(self) -> None:
         """Remove an observation and a section, change another observation."""
-        mine = sorted((key for kind, key in self.rows if kind == "observation"), key=lambda key: int(key[11:]))
+        mine = sorted(key for kind, key in self.rows if kind == "observation")
         if len(mine) > 2:
             gone, changed = self._chance.sample(mine, 2)
-            self._run(self.database, f"DELETE FROM observations WHERE id = {gone[11:]}")
-            self._run(self.database, f"UPDATE observations SET title = 'changed' WHERE id = {changed[11:]}")
+            self._run(self.database, "DELETE FROM observations WHERE content_hash = ?", values=(gone.split(",")[1],))
+            change = "UPDATE observations SET title = 'changed' WHERE content_hash = ?"
+            self._run(self.database, change, values=(changed.split(",")[1],))
             del self.rows["observation", gone]
             self.rows["observation", changed] = ("changed", *self.rows["observation", changed][1:])
         if self._sections:
@@ -117,13 +124,13 @@ class Agent:
             values=(f"l{number}", what, why, self._now.isoformat()),
         )
         row = (what, f"{what}\n\n{why}", "~/app", "", self._now, "cm/context.db")
-        self.rows["learning", f"cm/l{number}"] = row
+        self.rows["learning", f"cm#l{number}"] = row
         self._learned.append({"id": f"l{number}", "whatFailed": what, "timestamp": self._now.isoformat()})
         decided = [{"id": "d1", "decision": f"decided {number}", "rationale": why, "timestamp": self._now.isoformat()}]
         self._write("app/.cm/memory/learnings.json", json.dumps(self._learned))
         self._write("app/.cm/memory/decisions.json", json.dumps(decided))
         row = (f"decided {number}", f"decided {number}\n\n{why}", "~/app", "", self._now, "cm/memory/decisions.json")
-        self.rows["decision", "cm/d1"] = row
+        self.rows["decision", "cm#d1"] = row
 
     def note(self) -> None:
         """A day's notes: a heading, one below it, the same below it again, and code that looks like a heading."""
@@ -133,6 +140,10 @@ class Agent:
         self._write(f"app/{path}", "\n".join([*parts, f"## Notes\n```\n# {texts[3]}\n```"]))
         places = {"#": texts[0], "#Day": texts[1], "#Day › Notes": texts[2]}
         places["#Day › Notes#2"] = f"```\n# {texts[3]}\n```"
+        self.rows["section", f"project/{path}#---"] = (
+            *(f"{path[7:]} (front matter)", "name: x", "~/app", ""),
+            *(self._now, f"project/{path}"),
+        )
         for place, text in places.items():
             title = place[1:].removesuffix("#2") or path[7:]
             where = f"project/{path}"
@@ -140,29 +151,29 @@ class Agent:
 
     def _session(self, number: int) -> None:
         talk, session, prompt = f"talk-{number}", f"session-{number}", self._words(8)
-        id = self._run(
+        self._run(
             self.database,
             "INSERT INTO sdk_sessions (content_session_id, memory_session_id, project, user_prompt, started_at,"
             " started_at_epoch) VALUES (?, ?, 'app', ?, '', ?)",
             values=(talk, session, prompt, self._clock * 1000),
         )
-        self.rows["session", f"claude-mem/{id}"] = (prompt, prompt, "app", session, self._now, MEM)
-        id = self._run(
+        self.rows["session", f"{MEM}#{talk}"] = (prompt, prompt, "app", session, self._now, MEM)
+        self._run(
             self.database,
             "INSERT INTO user_prompts (content_session_id, prompt_number, prompt_text, created_at, created_at_epoch)"
             " VALUES (?, 1, ?, '', ?)",
             values=(talk, prompt, self._clock * 1000),
         )
-        self.rows["prompt", f"claude-mem/{id}"] = (prompt, prompt, "app", talk, self._now, MEM)
+        self.rows["prompt", f"{MEM}#{talk},1"] = (prompt, prompt, "app", talk, self._now, MEM)
         learned = self._words(12)
-        id = self._run(
+        self._run(
             self.database,
             "INSERT INTO session_summaries (memory_session_id, project, request, learned, files_read, created_at,"
             " created_at_epoch) VALUES (?, 'app', ?, ?, '[\"a.py\"]', ?, 0)",
             values=(session, prompt, learned, self._now.isoformat()),
         )
         epoch = datetime.fromtimestamp(0, UTC)
-        self.rows["summary", f"claude-mem/{id}"] = (
+        self.rows["summary", f"{MEM}#{session},0"] = (
             prompt,
             f"{prompt}\n\n{learned}\n\na.py",
             "app",
@@ -182,11 +193,10 @@ class Agent:
         (self.home / path).write_text(text)
         os.utime(self.home / path, (self._clock, self._clock))
 
-    def _run(self, database: Path, *statements: str, values: tuple[Any, ...] = ()) -> int:
+    def _run(self, database: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
         with contextlib.closing(sqlite3.connect(database)) as connection, connection:
             for statement in statements:
-                cursor = connection.execute(statement, values)
-            return int(cursor.lastrowid or 0)
+                connection.execute(statement, values)
 
     def expected(self, memory: str) -> list[Row]:
         """The rows of a sink, in its order: memory, kind, key, title, text, project, session, at, path."""

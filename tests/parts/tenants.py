@@ -25,6 +25,7 @@ from sidecar.service.door.tokens import Tokens
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.jobs.tokens import TokenJob
 from sidecar.service.settings import Service
+from sidecar.service.starts import Starts
 from tests.parts.homes import engine_at
 
 ADMIN_TOKEN = "an-admin-token-for-the-tests-0123456789"
@@ -62,6 +63,7 @@ class House:
         self.sidecar = Sidecar(self.engine, self.settings)
         self.jobs = Jobs()
         self.keeper = Keeper(self.sidecar, self.jobs)
+        Starts(self.sidecar, self.keeper)
         self.callers = Callers(Tokens([ADMIN_TOKEN]), self.tokens)
         self.watch = TokenJob(self.sidecar, self.keeper, self.callers, self.jobs)
         self.sidecar.find_named = self.callers.find_named

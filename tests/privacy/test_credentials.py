@@ -1,47 +1,60 @@
-"""Credentials are found by their looks, wherever a text is cut; what only resembles them is left alone."""
+"""Credentials are found by their looks or their names, wherever a text is cut; what only resembles them is left alone."""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from collections.abc import Iterator
 
 import pytest
 
-from sidecar.program.privacy.credentials import KINDS, CredentialFilter, may_hold
+from sidecar.program.privacy import assignments
+from sidecar.program.privacy.credentials import (
+    LAST_LETTERS,
+    CredentialFilter,
+    find_spans,
+    may_hold,
+    read_rules,
+    redact_name,
+)
+from sidecar.program.privacy.kinds import TOKENS
+from tests.parts.regex_samples import make_sample
+from tests.parts.secret_kinds import KINDS, NOT_LOOKED_FOR, Planting
 from tests.parts.secret_trees import CREDENTIALS, LETTERS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
+UUID = "0a1b2c3d-0a1b-4c3d-8e4f-0a1b2c3d4e5f"
 OTHERS = {
     "aws-secret-key": ('aws_secret_access_key = "{}"', "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEYxx"),
-    "openrouter-key": ("{}", "sk-or-v1-" + "0a" * 32),
-    "google-oauth-secret": ("{}", "GOCSPX-" + "a1B2" * 7),
-    "google-access-token": ("{}", "ya29." + "a1B2" * 20),
     "slack-webhook": ("https://hooks.slack.com/services/{}", "T0123456/B0123456/" + "a1B2" * 6),
-    "stripe-webhook-secret": ("{}", "whsec_" + "a1B2" * 8),
     "telegram-token": ("123456789{}", ":AA" + "a1B" * 11),
     "azure-key": ("AccountName=x;AccountKey={};", "a1B2" * 21 + "ab=="),
-    "groq-key": ("{}", "gsk_" + "a1B2" * 13),
-    "xai-key": ("{}", "xai-" + "a1B2" * 20),
-    "replicate-token": ("{}", "r8_" + "a1B2" * 9 + "c"),
-    "perplexity-key": ("{}", "pplx-" + "a1B2" * 12),
-    "nvidia-key": ("{}", "nvapi-" + "a1B2" * 16),
-    "tavily-key": ("{}", "tvly-dev-" + "a1B2" * 8),
-    "langsmith-key": ("{}", f"lsv2_pt_{'0a' * 16}_{'0a' * 5}"),
-    "supabase-token": ("{}", "sbp_" + "0a" * 20),
-    "supabase-key": ("{}", f"sb_secret_{'a1B2' * 5}cd_{'a1B2' * 2}"),
-    "docker-token": ("{}", "dckr_pat_" + "a1B2" * 6 + "cde"),
-    "linear-key": ("{}", "lin_api_" + "a1B2" * 10),
-    "notion-token": ("{}", "ntn_" + "a1B2" * 11),
-    "figma-token": ("{}", "figd_" + "a1B2" * 10),
-    "grafana-token": ("{}", f"glsa_{'a1B2' * 8}_{'0a' * 4}"),
-    "atlassian-token": ("{}", "ATATT3" + "a1B2" * 40),
-    "shopify-token": ("{}", "shpat_" + "0a" * 16),
-    "vault-token": ("{}", "hvs." + "a1B2" * 23),
-    "doppler-token": ("{}", "dp.pt." + "a1B2" * 10 + "cde"),
+    "azure-secret": ("{}", "a1B8Q~" + "a1B2" * 8 + "cd"),
+    "jwt": ("{}", f"eyJ{'a1B2' * 8}.eyJ{'a1B2' * 20}.{'a1B2' * 10}"),
+    "discord-token": ("{}", f"M{'a1B2' * 6}.{'a1B2c3'}.{'a1B2' * 9}cd"),
     "discord-webhook": ("https://discord.com/api/webhooks/123456789012345678/{}", "a1B2" * 17),
     "bearer-token": ("Authorization: Bearer {}", "a1B2" * 10),
     "url-password": ("postgres://app:{}@db.example.com/x", "correct-horse"),
-}
+    "url-token": ("https://{}@o1.ingest.example.com/1", "0a" * 16),
+    "basic-auth": ("Authorization: Basic {}", "YXBwOmh1bnRlcjIyMjI="),
+    "cookie": ("Cookie: {}", "a=b; sid=" + "0a1B" * 8),
+    "password": ('"password": "{}"', "hunter2hunter2"),
+    "secret": ("client_secret: '{}'", "a1B2" * 8),
+    "api-key": ("X-API-Key: {}", "a1B2" * 8),
+    "token": ("DEPLOY_TOKEN={}", "a1B2" * 8),
+    "signed-url": ("https://x/y?sv=1&sig={}&se=2", "a1B2" * 10 + "abc%3D"),
+    "private-key": ("{}", CREDENTIALS["private-key"](random.Random(1))),
+    "newrelic-key": ("{}", "0a" * 18 + "NRAL"),
+    "twilio-key": ("{}", "SK" + "0a" * 16),
+    "firebase-key": ("AAAA1234567:{}", "APA91b" + "a1B2" * 30),
+    "airtable-token": ("{}", f"pat{'a1' * 7}.{'0a' * 32}"),
+    "terraform-token": ("{}", f"{'a1' * 7}.atlasv1.{'a1B2' * 16}"),
+    "aws-session-token": ("{}", "IQoJb3JpZ2lu" + "a1B2" * 30),
+    "authorization": ("Authorization: token {}", "0a1b2c3d" * 5),
+    "teams-webhook": ("https://x.office.com/webhookb2/{}", f"{UUID}@{UUID}/IncomingWebhook/{'0a' * 16}/{UUID}"),
+}  # fmt: skip
 BETWEEN = (
     *((" ", "\n"), ('"', '"'), ("\\n", "\\n"), ("=", ","), ("", "")),
     *(("<b>\\u003e", "\\u003c"), ("\\\\u0022", "\\\\u0022"), ("?a%3D", "%26"), ("\\x3d", "\\x26"), ("\\f", "\\f")),
@@ -62,6 +75,27 @@ HARMLESS = (
     b"0123456789abcdef" * 8,
     b"sb_secret_access_key_from_the_environment hvs.a_method_with_a_rather_long_name dckr_pat_of_the_one_who_builds_it",
     b"the bearer of https://example.com/a/b/c, Bearer YOUR_ACCESS_TOKEN_GOES_RIGHT_HERE, Bearer $TOKEN, Bearer {token}",
+    # Placeholders.
+    b'password = "changeme"\npassword: <your-password>\nDB_PASSWORD=${DB_PASSWORD}\nDB_PASSWORD=$DB_PASSWORD',
+    b"PASSWORD=xxxxxxxx\npassword: ********\nAPI_KEY=your-api-key-1234567890\ntoken: {{ vault_token_2024 }}",
+    b'{"password": "password123", "token": "string", "secret": null, "api_key": "<API_KEY_1234567890>"}',
+    b"password: %(password)s\nsecret = f'{prefix}_{number}_secret1'\napi_key=REPLACE_ME_1234567890abcdef",
+    # Code.
+    b'password = os.environ["DB_PASSWORD"]\ntoken = getpass.getpass()\nsecret = settings.SECRET_KEY_2',
+    b"def login(password: str, token: Optional[str] = None, api_key: SecretStr = Field(...)) -> None: ...",
+    b"apiKey: process.env.API_KEY_1, password: passwordSchema, token: tokens[2], secret: this.secret2,",
+    b"self.token = token1\npassword=password2, token = next_token_2024_v2\nPRIVATE_KEY = testRSA2048PrivateKey",
+    b'if password == "": raise\nname="password" type="password" autocomplete="current-password1"',
+    b"export PWD=/home/agent/project1 OLDPWD=/tmp/x1234567 TOKEN_FILE=/run/secrets/token1 PASSWORD_FILE=./pw/one2three",
+    b'"AWS::IAM::AccessKey": "62d91b17309e76c8", "arn:aws:secretsmanager:us-east-1:123456789012:secret:prod/db-AbC123"',
+    # What agents' own files are full of.
+    b'{"usage":{"input_tokens":12345678,"cache_creation_input_tokens":2345678},"max_tokens": 40961234}',
+    b'{"nextPageToken":"CAUQAA0a1B2c3D4e5F","progressToken":"0a1b2c3d-0a1b-4c3d-8e4f-0a1b2c3d4e5f"}',
+    b'{"signature":"EqQBCkYIARgCKkDa1B2c3D4e5F6g7H8i9J0", "sessionId": "0a1b2c3d-0a1b-4c3d-8e4f-0a1b2c3d4e5f"}',
+    b'"token": "color-primary-500", secret: db-credentials-2, tokens: 128000, "key": "a1b2c3d4e5f6a7b8c9d0"',
+    b"Set-Cookie: name=value; Path=/\nCookie: theme=dark; lang=en\nAuthorization: Basic auth is used here",
+    b"--- PASS: TestAddrStringAllocs/ipv4 (0.00s)\nPASS: Test2\nkey-value cache-key-" + b"0a" * 16 + b" a-sdk-0a",
+    b"docker run -u 1000:1000 x; curl -u user:$PASSWORD https://x; mysqldump --password --user app2024; --token TOKEN",
 )
 
 
@@ -74,23 +108,61 @@ def found(text: bytes, *, redact: bool, chance: random.Random | None = None) -> 
     return out + stream.feed(text[at:], True), names
 
 
-def test_each_kind_is_tried() -> None:
-    assert {kind.name for kind in KINDS} == {*CREDENTIALS, *OTHERS}
+def tokens() -> Iterator[tuple[str, str]]:
+    """Each kind of token, with each of its beginnings."""
+    for beginning, kinds in TOKENS.items():
+        for number, (name, rest) in enumerate(kinds):
+            text = make_sample(rest.text.decode(), random.Random(f"{beginning.decode()}{number}"))
+            yield name, f"{'a1' * 7}." * (name == "terraform-token") + beginning.decode() + text
 
 
-@pytest.mark.parametrize("name", sorted({*CREDENTIALS, *OTHERS}))
-def test_each_kind_is_found_and_blotted_out(name: str) -> None:
-    chance = random.Random(name)
-    around, secret = OTHERS.get(name, ("{}", ""))
-    secret = secret or CREDENTIALS[name](chance)
+@pytest.mark.parametrize(
+    ("name", "around", "secret"),
+    [
+        *((name, "{}", secret) for name, secret in tokens()),
+        *((name, around, secret) for name, (around, secret) in OTHERS.items()),
+    ],
+)
+def test_each_kind_is_found_and_blotted_out(name: str, around: str, secret: str) -> None:
     for before, after in BETWEEN:
+        if after == "%26" and (secret.startswith("xoxd-") or around != "{}"):
+            continue  # that might be a part of it
         text = f"{before}{around.format(secret)}{after}".encode()
         assert may_hold(text)
-        assert found(text, redact=False) == (text, [name])
+        assert found(text, redact=False) == (text, [name]), text
         left, names = found(text, redact=True)
         assert names == [name]
         assert left == f"{before}{around.format(f'[redacted:{name}]')}{after}".encode()
         assert found(left, redact=True) == (left, [])
+
+
+def test_what_is_searched_for_quickly_fits_the_names() -> None:
+    assert {*assignments._BY_END, b"ass"} == LAST_LETTERS
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.name not in NOT_LOOKED_FOR], ids=lambda kind: kind.name
+)
+def test_each_planted_kind_is_found_as_people_write_it(kind: Planting) -> None:
+    """In text, in JSON, and in JSON in JSON, which stay what they are."""
+    missed = 0
+    for number in range(40):
+        text, secret = kind.plant(random.Random(f"{kind.name} {number}"))
+        written = [text, json.dumps({"content": text}), json.dumps({"content": json.dumps({"output": text})})]
+        for one in written:
+            left = found(one.encode(), redact=True)[0].decode()
+            missed += _holds(left, secret)
+            assert found(left.encode(), redact=True)[0].decode() == left
+            if one is not text:
+                json.loads(left)
+    # A few passwords look like words, and a few tokens like names.
+    assert missed <= 3
+
+
+def _holds(text: str, secret: str) -> bool:
+    """Whether a telling part of a secret is in a text."""
+    parts = [part for line in secret.split("\n") for part in re.findall(r"[A-Za-z0-9]{8,}", line)]
+    return any(part in text for part in parts or [secret])
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -106,6 +178,66 @@ def test_they_are_found_across_pieces() -> None:
         text = "\n".join(f"{filler} {CREDENTIALS[name](chance)}" for name, filler in zip(names, fillers, strict=True))
         expected = "\n".join(f"{filler} [redacted:{name}]" for name, filler in zip(names, fillers, strict=True))
         assert found(text.encode(), redact=True, chance=chance) == (expected.encode(), names)
+
+
+def test_secrets_with_names_are_found_across_pieces() -> None:
+    kinds = [kind for kind in KINDS if kind.name not in NOT_LOOKED_FOR]
+    for seed in range(40):
+        chance = random.Random(seed)
+        planted = [kind.plant(chance) for kind in chance.choices(kinds, k=6)]
+        text = "\n\n".join("x" * chance.choice((1, 5000, 90_000)) + "\n" + one for one, _ in planted).encode()
+        whole = found(text, redact=True)
+        assert found(text, redact=True, chance=chance) == whole and len(whole[1]) >= 5
+
+
+def test_lines_are_those_of_the_result() -> None:
+    lines: list[tuple[int, str]] = []
+    token, key = CREDENTIALS["github-token"](random.Random(1)), CREDENTIALS["private-key"](random.Random(1))
+    text = f"a\n{key}\nb\n{token} {token}\nDB_PASSWORD=hunter22\n".encode()
+    CredentialFilter(True, lambda line, name: lines.append((line, name))).feed(text, True)
+    assert lines == [(2, "private-key"), (4, "github-token"), (4, "github-token"), (5, "password")]
+
+
+def test_in_binary_data_a_mark_has_as_many_bytes() -> None:
+    token = CREDENTIALS["github-token"](random.Random(1)).encode()
+    data = b"\0\1" + token + b"\0" + b"password=s3cr3t\0\2"
+    left = CredentialFilter(True, lambda line, name: None, keep_length=True).feed(data, True)
+    assert left == b"\0\1" + b"[redacted:github-token]".ljust(len(token), b"*") + b"\0password=******\0\2"
+    assert CredentialFilter(True, lambda line, name: None, keep_length=True).feed(left, True) == left
+
+
+def test_a_rule_of_ones_own_is_applied_where_its_keyword_is() -> None:
+    rules = read_rules(
+        [["staff-id", "Staff", r"staff-([0-9]{6})(?![0-9])", "12"], ["codename", "blue", "blue(?:bird|jay)", "8"]]
+    )
+    names: list[str] = []
+    text = b"STAFF-123456 staff-123456, staff-1234567 and a bluebird, a bluejay, blueberries"
+    left = CredentialFilter(True, lambda line, name: names.append(name), rules).feed(text, True)
+    expected = (b"STAFF-123456 staff-[redacted:staff-id], staff-1234567 and", b"[redacted:codename]")
+    assert left == expected[0] + b" a %b, a %b, blueberries" % (expected[1], expected[1])
+    assert names == ["staff-id", "codename", "codename"] and may_hold(text, rules) and not may_hold(text)
+
+
+def test_a_name_of_a_file_is_no_assignment() -> None:
+    assert redact_name("notes/password=hunter22.md") == ("notes/password=hunter22.md", [])
+    token = CREDENTIALS["github-token"](random.Random(1))
+    assert redact_name(f"notes/{token}.md") == ("notes/[redacted:github-token].md", ["github-token"])
+
+
+def test_what_a_text_of_signs_costs_does_not_explode() -> None:
+    """Each of these has a candidate at every byte or two."""
+    for piece in (
+        b"password=",
+        b"a_b-c.d:e=f/",
+        b"://a:",
+        b"token: ",
+        b"eyJ.eyJ.",
+        b"cookie: a=b; ",
+        b"--token --",
+        b"'] = '",
+    ):
+        text = piece * (400_000 // len(piece))
+        assert len(list(find_spans(text))) >= 0
 
 
 def test_a_key_with_escaped_line_breaks_is_one_key() -> None:

@@ -17,8 +17,9 @@ from sidecar.config.settings import load_config
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.queries import list_snapshots, read_contents
-from sidecar.engine.sandbox.dialogue import ProgramError, build_error
+from sidecar.engine.sandbox.dialogue import build_error
 from sidecar.errors import BadConfig
+from sidecar.format.protocol import ProgramError
 from sidecar.policy.limits import Limits
 from sidecar.policy.privacy import Privacy
 from sidecar.program.privacy import credentials, scrub
@@ -177,7 +178,7 @@ async def test_a_restore_does_not_pretend(tmp_path: Path) -> None:
     fourth = await exported(engine, tmp_path / "other")
     assert fourth.kind == "full"
     assert (third.findings, third.scrubbed.words, fourth.scrubbed.words) == ([], words, words)
-    _, rows = await list_snapshots(engine.repository, "m")
+    rows = (await list_snapshots(engine.repository, "m")).snapshots
     assert [row.scrubbed for row in rows] == [2, 2, 2, 2]
     contents = await read_contents(engine.repository, "m", "latest")
     assert contents.manifest.scrubbed == {"project/memory/note.md": (1, 1)}
@@ -209,9 +210,9 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     await exported(stricter, home)
     looks.clear()
     assert (await exported(stricter, home)).outcome == "unchanged" and not looks
-    before = stricter.privacy.for_sandbox([], {})["policy"]
+    before = stricter.privacy.for_sandbox([], {}).policy
     monkeypatch.setattr("sidecar.policy.privacy.VERSION", credentials.VERSION + 1)
-    assert stricter.privacy.for_sandbox([], {})["policy"] != before
+    assert stricter.privacy.for_sandbox([], {}).policy != before
 
 
 async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tmp_path: Path) -> None:
@@ -358,16 +359,15 @@ async def test_what_cannot_be_cleared_is_left_out_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
-async def test_a_binary_file_stays_behind_only_if_something_had_to_be_taken_out_of_it(
-    mode: str, tmp_path: Path
-) -> None:
+async def test_in_a_binary_file_a_credential_is_overwritten_and_nothing_moves(mode: str, tmp_path: Path) -> None:
     home = home_with(tmp_path / "home", "plain")
     write(home / "app/memory/state.pickle", b"x\0y " + TOKEN.encode() + b" z")
     receipt = await exported(engine_with(tmp_path, credentials=mode), home)
-    found = {"off": {}, "warn": {"warned": 1}, "redact": {}, "refuse": {"refused": 1}}
-    assert receipt.found == found[mode]
-    assert [row.path for row in receipt.skipped] == (["project/memory/state.pickle"] if mode == "redact" else [])
+    found = {"off": {}, "warn": {"warned": 1}, "redact": {"redacted": 1}, "refuse": {"refused": 1}}
+    assert receipt.found == found[mode] and receipt.skipped == []
     assert stored(tmp_path / "store", f"x\0y {TOKEN} z") == (mode in ("off", "warn"))
+    mark = "[redacted:github-token]".ljust(len(TOKEN), "*")
+    assert stored(tmp_path / "store", f"x\0y {mark} z") == (mode == "redact")
 
 
 @pytest.mark.parametrize("secret", [f"<private>{SECRET}</private>", TOKEN])
@@ -464,7 +464,7 @@ async def test_a_name_that_was_looked_at_is_not_looked_at_again(
     await exported(engine_with(tmp_path), home)
     looks: list[str] = []
     look = credentials.redact_name
-    monkeypatch.setattr(credentials, "redact_name", lambda text: looks.append(text) or look(text))
+    monkeypatch.setattr(credentials, "redact_name", lambda text, rules: looks.append(text) or look(text, rules))
     write(home / "app/memory/new.md", b"new")
     write(home / "app/memory/note.md", b"changed")
     await exported(engine_with(tmp_path), home)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.program.privacy.passages import MARK, PrivateFilter, holds_json, is_json, may_hold
+from sidecar.program.privacy.passages import MARK, MENTIONED, PrivateFilter, holds_json, is_json, may_hold
 from tests.parts.private_model import without_private
 
 PIECES = (
@@ -49,13 +49,25 @@ PIECES = (
     ),
     *(b"[private]", b" x ", b"\\n", b"<private\\n>", b"<private-key>", b"u003c", b"\\u003c", b"q" * 900, b"q" * 8100),
     *(b"<private\f", b"<" + b" " * 40),
+    *(
+        b"`<private>`",
+        b'\\"<private>\\"',
+        b"<private> tags",
+        b"\n\n",
+        b"\\n\\n",
+        b"\n- ",
+        b"\r\n> ",
+        b"\\n1. ",
+        b"`",
+        b" tags",
+    ),
 )
 
 
 def scrubbed(text: bytes, *, json: bool = False, chance: random.Random | None = None) -> bytes:
     """In one piece, or in random ones."""
     found: list[int] = []
-    stream, out, at = PrivateFilter(json, lambda line, closed: found.append(line)), b"", 0
+    stream, out, at = PrivateFilter(json, lambda line, name: found.extend([line] * (name != MENTIONED))), b"", 0
     while chance is not None and at < len(text):
         size = chance.choice((1, 2, 3, 7, 20, 100, 2000))
         out, at = out + stream.feed(text[at : at + size]), at + size
@@ -101,6 +113,22 @@ def test_it_does_as_the_model_does_in_whatever_pieces_it_reads(first: int) -> No
         ),
         ("a <private b</private> c", "a [private] c"),
         ("a <private b", "a [private]"),
+        # Only mentioned.
+        ("Use `<private>` tags.\nMore.\n\nRest.", "Use `<private>` tags.\nMore.\n\nRest."),
+        ("Use <private> tags.\nMore.\n\nRest.", "Use <private> tags.\nMore.\n\nRest."),
+        ("<private> tags hide it.\n\nRest.", "<private> tags hide it.\n\nRest."),
+        ("From \"<private>\" to '</private>'.", "From \"<private>\" to '</private>'."),
+        ("`<private>` and <private>a</private> b", "`<private>` and [private] b"),
+        ("<private> tags and <private>a</private> b", "<private> tags and [private] b"),
+        # Mentioned or meant, which cannot be told: a paragraph goes.
+        ("Put it in <private> then.\nMore.\n\nRest.", "Put it in [private]\n\nRest."),
+        ("- in <private> then,\n- as I said.\n# Rest", "- in [private]\n- as I said.\n# Rest"),
+        ("a <private> b <private>c\n\nd</private> e\n\nf", "a [private]\n\nf"),
+        # Meant, and cut off.
+        ("a\n<private>b\n\nc", "a\n[private]"),
+        ("a\n  - <private>b\n\nc", "a\n  - [private]"),
+        ("a\n> <private>\nb\n\nc", "a\n> [private]"),
+        ("<private> tags: b</private> c", "[private] c"),
     ],
 )
 def test_a_text_without_what_is_private(text: str, left: str) -> None:
@@ -130,6 +158,12 @@ def test_a_text_without_what_is_private(text: str, left: str) -> None:
         ('{"a": "<private\\u0020x>b</private> c"}', '{"a": "[private] c"}'),
         ('{"a": "<\nprivate>b</private> c', '{"a": "[private] c'),
         ('{"a": "<private>b\nno JSON at all</private> c', '{"a": "[private] c'),
+        (
+            '{"a": "use <private> tags\\n\\nb", "c": "</private>"}',
+            '{"a": "use <private> tags\\n\\nb", "c": "</private>"}',
+        ),
+        ('{"a": "use <private> so\\n\\nb", "c": "d"}', '{"a": "use [private]", "c": "d"}'),
+        ('{"a": "\\"<private>\\" opens", "c": "<private>"}', '{"a": "\\"<private>\\" opens", "c": "<private>"}'),
     ],
 )
 def test_json_stays_json(text: str, left: str) -> None:
@@ -146,6 +180,21 @@ def test_a_block_is_found_across_the_pieces_of_a_long_text() -> None:
     out += len(stream.feed(b"<pri")) + len(stream.feed(b"vate>" + b"y" * (2 << 20))) + len(stream.feed(b"z</priv"))
     out += len(stream.feed(b"ate>", True))
     assert out == (16 << 20) + len(MARK)
+
+
+def test_how_much_is_held_back_to_see_whether_a_tag_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it, a tag within a line is taken for a long passage, unless it is mentioned."""
+    monkeypatch.setattr("sidecar.program.privacy.passages.LOOKAHEAD", 100_000)
+    rest = b"x\n\n" * 50_000
+    for text, left in (
+        (b"a <private>" + rest + b"</private> b", b"a [private] b"),
+        (b"a <private>" + rest, b"a [private]"),
+        (b"a <private> tags " + rest, b"a <private> tags " + rest),
+        (b"a <private>" + rest[:90_000], b"a [private]" + rest[1:90_000]),
+    ):
+        stream = PrivateFilter(False, lambda line, name: None)
+        pieces = [stream.feed(text[at : at + 7000]) for at in range(0, len(text), 7000)]
+        assert b"".join([*pieces, stream.feed(b"", True)]) == left
 
 
 def test_what_is_read_as_json() -> None:

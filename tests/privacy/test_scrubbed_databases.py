@@ -83,7 +83,7 @@ def test_nothing_is_left_of_it_in_any_byte(case: str, tmp_path: Path) -> None:
     assert not holds(place, "hunter2")  # as a full-text index has it
     private = sum(TEXT in str(value) or TEXT.encode() == value for _, value in rows)
     assert report.taken == {"x.db": [private, 0]} and report.counts == {"removed": private}
-    assert {row["column"] for row in report.rows} <= {"t.a", "t_content.c1", "t_content.c1a"}
+    assert {row.column for row in report.rows} <= {"t.a", "t_content.c1", "t_content.c1a"}
     connection = sqlite3.connect(place)
     expected = [
         (
@@ -261,6 +261,24 @@ def test_nothing_is_left_in_any_gap_whatever_happened_before(tmp_path: Path) -> 
         connection = sqlite3.connect(place)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
+
+
+def test_in_a_binary_value_a_credential_is_overwritten_and_nothing_moves(tmp_path: Path) -> None:
+    token = b"ghp_" + b"a1B2" * 9
+    values = [b"\0\x28" + token + b"\0" + b"pwd=hunter22\0", b"\x28" + token, token + b"\0" * 9000 + token]
+    place = made(tmp_path / "x.db", "CREATE TABLE t (id, a BLOB)", list(enumerate(values)))
+    report = PrivacyReport()
+    assert scrub(str(place), "x.db", STRICT, None, True, report) and report.counts == {"redacted": 5}
+    assert not holds(place, token.decode()) and not holds(place, "hunter22")
+    mark = b"[redacted:github-token]".ljust(len(token), b"*")
+    connection = sqlite3.connect(place)
+    assert [row for (row,) in connection.execute("SELECT a FROM t")] == [
+        b"\0\x28" + mark + b"\0pwd=********\0",
+        b"\x28[redacted:github-token]",
+        mark + b"\0" * 9000 + mark,
+    ]
+    connection.close()
+    assert not scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,13 @@ def test_a_memory_that_is_called_like_a_work_folder_keeps_its_notes(tmp_path: Pa
 
 @pytest.mark.parametrize("memory", ["one", "another"])
 def test_one_run_at_a_time_works_in_a_sandbox_and_the_next_says_which(tmp_path: Path, base: Path, memory: str) -> None:
-    running = Scratch(str(tmp_path), "one", 1, "s", {"do": "restore", "memory": "one"})
+    running = Scratch(str(tmp_path), "one", 1, "s", about="A restore of one")
     with pytest.raises(Refusal) as busy:
-        Scratch(str(tmp_path), memory, 0.2, "s", {"do": "export", "memory": memory})
+        Scratch(str(tmp_path), memory, 0.2, "s", about=f"An export of {memory}")
     assert (busy.value.code, busy.value.retryable) == ("sandbox-busy", True)
     assert busy.value.message == "A restore of one is running in this sandbox."
     running.leave()
-    Scratch(str(tmp_path), memory, 0.2, "s", {"do": "export", "memory": memory}).leave()
+    Scratch(str(tmp_path), memory, 0.2, "s", about=f"An export of {memory}").leave()
 
 
 def test_a_run_of_an_earlier_version_is_waited_for_too(tmp_path: Path, base: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_run_of_an_earlier_version_is_waited_for_too(tmp_path: Path, base: Pat
     with (base / "one/turn").open("r+") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         with pytest.raises(Refusal, match="Another export or restore is running"):
-            Scratch(str(tmp_path), "one", 0.2, "s", {"do": "export", "memory": "one"})
+            Scratch(str(tmp_path), "one", 0.2, "s", about="An export of one")
     Scratch(str(tmp_path), "one", 0.2, "s").leave()
 
 

@@ -211,9 +211,9 @@ async def test_two_stores_share_a_database_and_never_a_row(
     assert [one.state async for one in index_of(engine).catch_up()] == ["written"]
     assert [one.state async for one in index_of(other).catch_up()] == ["written"]
     assert sorted(database.rows()) == sorted(agent.expected("conductor") + second.expected("conductor"))
-    word = second.rows["observation", "claude-mem/1"][0].split()[-1]
-    assert (await index_of(engine).search(Query(words=word))).found.hits == []
-    assert len((await index_of(other).search(Query(words=word))).found.hits) == 1
+    word = second.observed[0][1][0].split()[-1]
+    assert (await index_of(engine).search(Query(words=word))).hits == []
+    assert len((await index_of(other).search(Query(words=word))).hits) == 1
     await other.repository.delete_memory("conductor")
     assert [one.state async for one in index_of(other).catch_up()] == ["removed"]
     assert sorted(database.rows()) == agent.expected("conductor")
@@ -266,10 +266,10 @@ async def test_another_text_search_configuration_writes_all_rows_anew(
     plain, english = index_of(engine), index_of(engine, text_search="english")
     await plain.update_memory("conductor")
     count = len(database.rows())
-    assert (await plain.search(Query(words="run"))).found.hits == []
+    assert (await plain.search(Query(words="run"))).hits == []
     done = await english.update_memory("conductor")
     assert (done.state, done.written) == ("written", count)
-    assert [hit.title for hit in (await english.search(Query(words="run"))).found.hits] == ["Habits"]
+    assert [hit.title for hit in (await english.search(Query(words="run"))).hits] == ["Habits"]
     assert await plain.behind() == ["conductor"]
 
 
@@ -281,26 +281,26 @@ async def test_a_search_finds_by_words_kind_and_memory_and_says_how_far_it_looke
     index = index_of(engine)
     done = [one async for one in index.catch_up()]
     assert len(done) == 2
-    title, text = agent.rows["observation", "claude-mem/1"][:2]
+    title, text = agent.observed[0][1][:2]
     answer = await index.search(Query(words=f'"{title}"'))
-    assert {hit.memory for hit in answer.found.hits} == {"a", "b/c"}
-    hit = next(hit for hit in answer.found.hits if hit.memory == "a")
+    assert {hit.memory for hit in answer.hits} == {"a", "b/c"}
+    hit = next(hit for hit in answer.hits if hit.memory == "a")
     assert (hit.kind, hit.key, hit.title, hit.path) == (
         "observation",
-        "claude-mem/1",
+        agent.observed[0][0],
         title,
         "claude-mem/claude-mem.db",
     )
-    assert (hit.snapshot, answer.behind, answer.found.more) == (snapshot, [], False)
+    assert (hit.snapshot, answer.behind, answer.more) == (snapshot, [], False)
     rare = text.split()[30]
-    (hit,) = (await index.search(Query(words=rare, memories=["a"]))).found.hits
+    (hit,) = (await index.search(Query(words=rare, memories=["a"]))).hits
     assert f"**{rare}**" in hit.snippet
-    assert (await index.search(Query(words=rare, kinds=["section", "prompt"]))).found.hits == []
-    assert (await index.search(Query(words=rare, memories=["nobody"]))).found.hits == []
+    assert (await index.search(Query(words=rare, kinds=["section", "prompt"]))).hits == []
+    assert (await index.search(Query(words=rare, memories=["nobody"]))).hits == []
     agent.observe()
     await exported(engine, agent, "a")
     assert (await index.search(Query(words=rare))).behind == ["a"]
-    pages = [(await index.search(Query(words="otter or brave", limit=3, offset=at))).found for at in (0, 3, 6)]
+    pages = [await index.search(Query(words="otter or brave", limit=3, offset=at)) for at in (0, 3, 6)]
     keys = [(hit.memory, hit.kind, hit.key) for page in pages for hit in page.hits]
     assert len(set(keys)) == 9 and pages[0].more
 
@@ -313,7 +313,7 @@ async def test_no_words_break_a_search(engine: Engine, agent: Agent, database: D
     index = index_of(engine)
     await index.update_memory("conductor")
     for words in NO_WORDS:
-        assert (await index.search(Query(words=words))).found.hits == []
+        assert (await index.search(Query(words=words))).hits == []
     assert sorted(database.rows()) == agent.expected("conductor")
 
 
@@ -388,9 +388,9 @@ async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: A
     assert all(" ".join(title.replace("\0", "\ufffd").split()) in titles for title in HOSTILE)
     assert max(len(row[4].encode()) for row in rows.values()) <= 200_000
     assert sum(key.startswith("project/memory/headings.md#same") for _, key in rows) == 300
-    found = (await index.search(Query(words="needle", limit=1000))).found
+    found = await index.search(Query(words="needle", limit=1000))
     assert {hit.key for hit in found.hits} >= {key for kind, key in rows if "one-line" in key or "nnnn" in key}
-    assert (await index.search(Query(words="needle77-167.119/x119"))).found.hits
+    assert (await index.search(Query(words="needle77-167.119/x119"))).hits
 
 
 async def test_a_table_that_is_not_there_or_is_no_table_is_no_problem(

@@ -84,7 +84,7 @@ def test_what_was_never_indexed_is_not_said_to_hold_nothing(
         without.delenv("MEMORY_SIDECAR_POSTGRES")
         assert export(agent, store).code == 0
         assert export(agent, store, "other", "--allow=other-memory").code == 0
-    title = agent.rows["observation", "claude-mem/2"][0]
+    title = agent.observed[1][1][0]
     document = done("search", title, store=store)
     assert (document["hits"], document["unindexed"]) == ([], ["conductor", "other"])
     said = shown("search", title, f"--store=file:{store}")
@@ -100,7 +100,7 @@ def test_what_was_never_indexed_is_not_said_to_hold_nothing(
 def test_a_search_shows_a_table_or_one_document(tmp_path: Path, agent: Agent, database: Database) -> None:
     store = tmp_path / "store"
     export(agent, store)
-    title, text = agent.rows["observation", "claude-mem/2"][:2]
+    title, text = agent.observed[1][1][:2]
     rare = text.split()[30]
     document = done("search", rare, store=store)
     (hit,) = document["hits"]

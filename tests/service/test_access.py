@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.audit.trail import Trail
 from sidecar.errors import AccessDenied, BadConfig, QuotaBytes, QuotaMemories, RateLimited, TokenExpired, UsageError
+from sidecar.models.answers import Event
 from sidecar.service.access import rates as rates_module
 from sidecar.service.access import refusals, usage
 from sidecar.service.access.callers import Callers, NoValidToken
@@ -21,7 +23,7 @@ from sidecar.service.access.token_file import TokenRecord, add_token, parse_toke
 from sidecar.service.access.turns import FairTurns
 from sidecar.service.access.usage import Usage
 from sidecar.service.door.tokens import Tokens
-from sidecar.service.events import Event, Events
+from sidecar.service.events import Events
 from sidecar.service.operations import Operation, Operations, TooBusy
 from tests.parts.homes import empty_home, run_cli, write
 from tests.parts.services import path as at
@@ -443,7 +445,7 @@ async def test_an_owner_holds_at_most_its_own_number_of_turns_and_a_cancelled_on
 
 
 async def test_operations_of_one_token_leave_turns_and_room_to_others() -> None:
-    operations = Operations(Events(), concurrency=3, queue=125)
+    operations = Operations(Events(), Trail(), concurrency=3, queue=125)
     release, ran = asyncio.Event(), list[str]()
 
     async def work(operation: Operation) -> object:

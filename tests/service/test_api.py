@@ -107,7 +107,11 @@ def test_heads_fork_roll_back_and_go(service: Service, home: Path) -> None:
         (lambda s: s.export("a//b", "local:/tmp"), 400, "bad-memory-id"),
         (lambda s: s.export("me", "local:/tmp", layouts=["no-such"]), 400, "unknown-layout"),
         (lambda s: s.export("me", "local:/tmp", colour="red"), 422, "bad-request"),
+        (lambda s: s.export("me", "local:/tmp", force="yes"), 422, "bad-request"),
+        (lambda s: s.export("me", "local:/tmp", layouts=[""]), 422, "bad-request"),
         (lambda s: s.restore("me", "local:/tmp", mode="sideways"), 422, "bad-request"),
+        (lambda s: s.restore("me", "local:/tmp", checkpoint_every="300"), 422, "bad-request"),
+        (lambda s: s.restore("me", "local:/tmp", checkpoint_every=0.5), 422, "bad-request"),
         (lambda s: s.restore("me", "local:/tmp", snapshot="@yesterday"), 400, "bad-reference"),
         (lambda s: s.http.post(path("me", "exports"), content=b"{", headers=JSON), 422, "bad-request"),
         (lambda s: s.http.post(path("me", "exports"), content=b"{}"), 415, "unsupported-media-type"),
@@ -128,11 +132,11 @@ def test_what_goes_wrong_is_a_problem_with_our_code(shared: Service, how: object
     assert problem["detail"] and isinstance(problem["retryable"], bool)
 
 
-def test_without_a_token_only_probes_are_answered(shared: Service) -> None:
+def test_without_a_token_only_probes_the_page_and_the_document_are_answered(shared: Service) -> None:
     bare = httpx.Client(base_url=shared.url)
-    for place in ("/healthz", "/readyz", "/"):
+    for place in ("/healthz", "/readyz", "/", "/openapi.json"):
         assert bare.get(place).status_code == 200
-    for place in ("/v1/memories", "/metrics", "/v1/attachments", "/openapi.json", "/v1/events"):
+    for place in ("/v1/memories", "/metrics", "/v1/attachments", "/v1/events", "/openapi.json/", "/v1/openapi.json"):
         refused = bare.get(place, headers={"Authorization": "Bearer wrong"})
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         assert refused.headers["www-authenticate"] == "Bearer"

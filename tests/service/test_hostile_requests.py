@@ -40,7 +40,7 @@ def sent(service: Service, hostile: Hostile) -> Answer:
 def test_no_request_breaks_the_service(tmp_path: Path, seed: int, count: int) -> None:
     home = claude_mem_home(empty_home(tmp_path / "home") / "agent", rows=3)
     quick: dict[str, Any] = {"header_timeout": 1, "body_timeout": 1, "body_bytes": 200_000}
-    with serving(tmp_path / "store", tmp_path / "log", NOWHERE, **quick) as service:
+    with serving(tmp_path / "store", tmp_path / "log", {**NOWHERE, "TMPDIR": str(tmp_path)}, **quick) as service:
         assert service.export("kept", f"local:{home}").status_code == 200
         statuses: dict[int, int] = {}
         requests = list(hostile_requests(seed, count, TOKEN, str(tmp_path / "scratch")))

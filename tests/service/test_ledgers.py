@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.audit.trail import Trail
 from sidecar.ids import build_attachment_key
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments import schedule
@@ -79,7 +80,7 @@ async def test_many_that_nobody_looks_after_are_all_taken_over(
 
 
 async def test_what_the_service_does_of_itself_does_not_refuse_callers() -> None:
-    operations, go = Operations(Events(), concurrency=1, queue=1), asyncio.Event()
+    operations, go = Operations(Events(), Trail(), concurrency=1, queue=1), asyncio.Event()
 
     async def work(operation: Operation) -> ExportReceipt:
         await go.wait()

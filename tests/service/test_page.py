@@ -52,6 +52,12 @@ def test_the_page_shows_what_is_kept_and_what_happens(page: Page, tmp_path: Path
         expect(page.locator("#events tbody")).to_contain_text("export.committed")
         expect(page.locator("#attached tbody")).to_contain_text(f"local:{home}")
         expect(page.locator("#snapshots tbody tr")).to_have_count(2)
+        expect(page.locator("#snapshots tbody tr").first).to_contain_text("+2 observation")
+        page.locator("#snapshots tbody button").first.click()
+        expect(page.locator("#changes tbody tr")).to_have_count(2)
+        expect(page.locator("#changes tbody")).to_contain_text("added")
+        expect(page.locator("#says tbody tr").first).to_contain_text("observation")
+        expect(page.locator("#files tbody")).to_contain_text("claude-mem/claude-mem.db")
         service.restore("acme/agent-7", f"local:{home}")
         expect(page.locator("#events tbody")).to_contain_text("left as it is")
         assert page.title() == "memory-sidecar" and complaints == []

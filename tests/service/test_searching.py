@@ -43,7 +43,7 @@ def test_search_by_http_and_client_follows_every_change(tmp_path: Path, agent: A
         first = export(service, agent)["snapshot"]
         until(lambda: database.heads().get("conductor") == first)
         assert sorted(database.rows()) == agent.expected("conductor")
-        rare = agent.rows["observation", "claude-mem/1"][1].split()[30]
+        rare = agent.observed[0][1][1].split()[30]
         (hit,) = service.http.get("/v1/search", params={"q": rare}).json()["hits"]
         assert (hit["memory"], hit["kind"], hit["snapshot"]) == ("conductor", "observation", first)
         before = dict(agent.rows)

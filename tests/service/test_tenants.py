@@ -129,7 +129,7 @@ def _tarball() -> bytes:
 
 
 def fill(template: str, **values: str) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], template)
+    return re.sub(r"\{(\w+)\}", lambda found: {"path": "project/MEMORY.md", **values}[found[1]], template)
 
 
 async def routes_of(house: House) -> Routes:
@@ -200,6 +200,7 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
         bodies += [{"memory": FOREIGN[0]}, {"memory": "globex/new"}, {"sandbox": theirs}]
         queries = [f"{name}={theirs}" for name in ("sandbox", "memory", "q", "label")]
         queries += [f"{name}={snapshot}" for name in ("from", "to")]
+        queries += ["path=project/MEMORY.md", f"with={FOREIGN[0]}"]
         asked = [(values, "") for values in bodies] + [({}, query) for query in queries]
         for values, query in asked:
             body, headers = routes.body(operation, **{"memory": f"acme/new-{number}", "snapshot": "latest", **values})
@@ -212,7 +213,9 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
                     worked.add(f"{method} {template}")
     known = {f"{method} {template}" for method, template, _ in routes.all}
     # Without a search database there is nothing to search, metrics are about all, and no operation of its own was named.
-    assert known - worked == {"GET /v1/search", "GET /metrics", "GET /v1/operations/{id}"}
+    # Sandboxes are created by administrators alone.
+    sandboxes = {f"{method} /v1/memories/{{memory}}/sandboxes" for method in ("POST", "DELETE")}
+    assert known - worked == {"GET /v1/search", "GET /metrics", "GET /v1/operations/{id}"} | sandboxes
     after = {memory: (await house.call("GET", path(memory, "snapshots"))).body for memory in FOREIGN}
     assert after == before
     assert (await house.call("GET", path(FOREIGN[0], "attachment"))).status == 200
@@ -280,7 +283,8 @@ async def test_a_role_may_do_what_it_says_and_no_more(house: House) -> None:
         "GET …/diff",
         "GET /v1/search",
     }
-    reading |= {"GET …/snapshots/{snapshot}/archive"}
+    reading |= {f"GET …/snapshots/{{snapshot}}/{name}" for name in ("archive", "records", "files/{path}")}
+    reading |= {"GET …/history", "GET …/blame"}
     looking = {"GET …/attachment", "GET /v1/attachments", "GET /v1/operations/{id}"}
     saving = {"POST …/exports", "POST …/restores", "POST …/archives", "PUT …/attachment", "DELETE …/attachment"}
     assert allowed["read-only"] == reading | looking

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from sidecar.engine.archives.homes import Layouts, assign_project_places
-from sidecar.engine.sandbox.dialogue import ExportAnswer, FoundRoot
 from sidecar.format.index import Entry
+from sidecar.format.protocol import ExportAnswer, FoundRoot
 from sidecar.format.roots import get_root
 from sidecar.layouts import find_spec
 from sidecar.store.manifest import Manifest

@@ -11,13 +11,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from sidecar.engine.archives.notes import apply_notes
 from sidecar.engine.core import Engine
 from sidecar.engine.exports.run import Base, ExportRun
 from sidecar.engine.limits import Bounds, build_bounds, check_dropped, check_layouts, loosen_limits
-from sidecar.engine.sandbox.dialogue import Bundle, ExportAnswer, ask
+from sidecar.engine.sandbox.dialogue import ask
 from sidecar.engine.sandbox.links import RELAYED, NotDirect, receive_through_bucket
 from sidecar.engine.sandbox.presence import clean_up_on_failure, keep_alive
 from sidecar.engine.shell.scripts import build_export_script
@@ -34,6 +33,7 @@ from sidecar.errors import (
 )
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
+from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
 from sidecar.host.files import SpooledFile
 from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.layouts import choose_layouts, find_spec
@@ -108,7 +108,7 @@ async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
                 await store.delete(keys)
 
 
-async def fetch_and_check(run: ExportRun, question: dict[str, Any]) -> CheckedExport:
+async def fetch_and_check(run: ExportRun, question: ExportQuestion) -> CheckedExport:
     """Request the export from the sandbox, fetch the bundle and check it; start again if a transfer was cut short. The
     sandbox is kept alive meanwhile, and cleaned up after a failure."""
     async with keep_alive(run, run.presence), clean_up_on_failure(run), _read_ahead(run):
@@ -118,17 +118,16 @@ async def fetch_and_check(run: ExportRun, question: dict[str, Any]) -> CheckedEx
     raise AssertionError("unreachable")
 
 
-async def _fetch_once(run: ExportRun, question: dict[str, Any]) -> CheckedExport:
+async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport:
     """Make one attempt. ``question`` is changed if the next one has to request something else."""
     engine = run.engine
     engine.progress.step("reading the memory")
-    answer, inline = await ask(
-        run.sandbox,
-        question,
-        ExportAnswer,
-        timeout=engine.timing.command,
+    how = replace(
+        run.asking,
+        inline_bytes=question.inline_bytes,
         shell=lambda: build_export_script(question, choose_layouts(run.request.layouts, engine.layouts)),
     )
+    answer, inline = await ask(run.sandbox, question, ExportAnswer, how)
     read = time.monotonic()
     if run.request.noted is not None:
         answer = apply_notes(answer, run.request.noted, engine.layouts)
@@ -155,7 +154,7 @@ async def _fetch_once(run: ExportRun, question: dict[str, Any]) -> CheckedExport
 
 
 async def _find_base(
-    run: ExportRun, answer: ExportAnswer, question: dict[str, Any]
+    run: ExportRun, answer: ExportAnswer, question: ExportQuestion
 ) -> tuple[Manifest | None, dict[str, Entry], list[Index]]:
     """Return the base that the sandbox named, with its entries and indexes if they are needed; nothing for a full
     export.
@@ -179,7 +178,7 @@ async def _find_base(
         if isinstance(damage, SnapshotDamaged):
             await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
         run.survey.damaged.add(answer.base)
-        question["unusable"] = sorted(run.survey.damaged)
+        question.unusable = sorted(run.survey.damaged)
         raise BaseDamaged(damage.message) from None
 
 
@@ -212,13 +211,13 @@ async def _read_base(run: ExportRun, snapshot: str) -> Base:
 
 
 def _ask_for_full_export(
-    run: ExportRun, question: dict[str, Any], answer: ExportAnswer, problem: UntrustedSandbox
+    run: ExportRun, question: ExportQuestion, answer: ExportAnswer, problem: UntrustedSandbox
 ) -> None:
     """Make the next attempt request a full export, once, after a delta that makes no sense. The base is recorded in the
     sandbox's notes, which the agent can write; without this, a sandbox with wrong notes could never be exported again.
     """
-    if answer.base and answer.base not in question["unusable"]:
-        question["unusable"] = sorted([*question["unusable"], answer.base])
+    if answer.base and answer.base not in question.unusable:
+        question.unusable = sorted([*question.unusable, answer.base])
         run.warnings.append(f"What the sandbox noted of {answer.base} is not so; all of the memory was read again.")
         problem.retryable = True
 

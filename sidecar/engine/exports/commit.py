@@ -20,11 +20,12 @@ from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.decision import Verdict
 from sidecar.engine.exports.run import ExportRun
 from sidecar.engine.limits import RoomFound, check_room, list_hot_files
-from sidecar.engine.sandbox.dialogue import ExportAnswer, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import BaseCollected, LimitExceeded, SidecarError, SwapLost
 from sidecar.format import index
 from sidecar.format.index import DIR, FILE, Entry, Index, count_files
 from sidecar.format.patterns import Rules
+from sidecar.format.protocol import ExportAnswer
 from sidecar.format.roots import get_stem, split_number, strip_below
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
@@ -56,7 +57,7 @@ def build_manifest(run: ExportRun, checked: CheckedExport, head: Manifest | None
     roots, parent = _list_roots(checked), run.parent(answer)
     layout_of = {root.name: root.layout for root in roots}
     earlier = head if head is not None and head.snapshot == parent else None
-    policy = run.privacy.for_sandbox([], engine.layouts)["policy"]  # as it was sent to the sandbox
+    policy = run.privacy.for_sandbox([], engine.layouts).policy  # as it was sent to the sandbox
     return Manifest(
         memory=request.memory,
         snapshot=run.snapshot,

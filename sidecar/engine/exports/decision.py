@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.run import ExportRun
-from sidecar.engine.sandbox.dialogue import ExportAnswer, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.engine.sandbox.identity import join_some
+from sidecar.engine.sandbox.reports import report_findings
 from sidecar.errors import SandboxNotAllowed, SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import ExportAnswer, SandboxNotes
 from sidecar.format.roots import get_root
 from sidecar.host.text import format_count, suggest
 from sidecar.ids import MemoryKeys
@@ -153,8 +155,8 @@ def explain_divergence(run: ExportRun, answer: ExportAnswer) -> Reason:
 
 def explain_credentials(answer: ExportAnswer) -> Reason:
     """Return the reason why an export that contains credentials is not stored."""
-    refused = [row for row in answer.findings if row.action == "refused"]
-    places = [f"{row.name} in {redact(row.path)} {row.position}" for row in refused[:MOST_NAMED]]
+    refused = report_findings(row for row in answer.findings if row.action == "refused")
+    places = [f"{row.name} in {row.path} {row.position}" for row in refused[:MOST_NAMED]]
     count = answer.found.get("refused", len(refused))
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return Reason(
@@ -193,31 +195,31 @@ def check_owner(run: ExportRun, answer: ExportAnswer) -> None:
     if run.engine.view is None:
         return
     own, others = _check_notes(answer)
-    if notes.find_objection(run.notes, own, others, answer.folders, answer.lineage) != OTHER_MEMORY:
+    if notes.find_objection(run.identity, own, others, answer.folders, answer.lineage) != OTHER_MEMORY:
         return
-    owners = notes.find_owners(run.notes, others, answer.folders)
+    owners = notes.find_owners(run.identity, others, answer.folders)
     if not all(run.engine.view.sees(one.memory) for one in owners):
         raise SandboxNotAllowed(NOT_YOURS, hint="Name a sandbox that holds your own memory.")
 
 
 def _check_notes(answer: ExportAnswer) -> tuple[notes.Notes | None, list[notes.Notes]]:
     """Return the sandbox's notes of the memory, if there are any, and of others, as far as they are valid."""
-    own = answer.notes.checked() if answer.notes is not None else None
-    return own, [found for one in answer.others if (found := one.checked()) is not None]
+    own = _parse_notes(answer.notes) if answer.notes is not None else None
+    return own, [found for one in answer.others if (found := _parse_notes(one)) is not None]
 
 
 def _find_mix_up(run: ExportRun, answer: ExportAnswer) -> Reason | None:
     """Return the reason why this export would continue a memory of another store, or another memory, by the notes that
     the sandbox had before; ``None`` if it would not or that is allowed."""
-    told, memory = run.notes, run.request.memory
+    told, memory = run.identity, run.request.memory
     own, others = _check_notes(answer)
     code = notes.find_objection(told, own, others, answer.folders, answer.lineage)
-    if code in told["allow"]:
+    if code in told.allow:
         return None
     if code == UNKNOWN_LINEAGE:
         assert own is not None
         store = run.engine.repository.store.url
-        message = ANOTHER_STORE.format(memory=memory, theirs=own.store, store=store, ours=told["store"])
+        message = ANOTHER_STORE.format(memory=memory, theirs=own.store, store=store, ours=told.store)
         return Reason(code=code, message=message)
     if code == OTHER_MEMORY:
         other = notes.find_owners(told, others, answer.folders)[0]
@@ -225,6 +227,11 @@ def _find_mix_up(run: ExportRun, answer: ExportAnswer) -> Reason | None:
         message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=join_some(shared), memory=memory)
         return Reason(code=code, message=message)
     return None
+
+
+def _parse_notes(claim: SandboxNotes) -> notes.Notes | None:
+    """Return the notes that a sandbox claims to have had; ``None`` if they are not valid."""
+    return notes.parse_value(asdict(claim))
 
 
 async def find_replaced_head(run: ExportRun, base: Manifest | None = None) -> Manifest | None:

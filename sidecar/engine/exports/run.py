@@ -7,13 +7,14 @@ import posixpath
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sidecar.engine.archives.notes import TarballNotes
-from sidecar.engine.sandbox.dialogue import ExportAnswer, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
+from sidecar.engine.sandbox.reports import report_databases, report_dropped, report_findings, report_skipped
 from sidecar.format.index import Entry, Index
+from sidecar.format.protocol import ExportAnswer, Identity
 from sidecar.format.roots import get_root, get_stem
 from sidecar.host.text import format_count
 from sidecar.layouts import Layout
@@ -60,6 +61,8 @@ class ExportRequest:
     """What the comments in an imported tarball say, besides its files."""
     snapshot: str = ""
     """The id for the new snapshot, if the caller has to know it beforehand."""
+    trial: bool = False
+    """Only look: nothing is stored, and the sandbox's notes stay as they are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,16 +97,16 @@ class ExportRun(SandboxRun):
         return self.engine.privacy.soften() if CREDENTIALS in self.allowed else self.engine.privacy
 
     @property
-    def notes(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """What the sandbox is to record in its notes about this memory."""
         free, allowed = self.request.force or self.request.adopt, self.allowed
         # The sandbox would record that its files are this memory now, whoever they belonged to.
         unseen = {OTHER_MEMORY} if self.engine.view is not None else set()
-        return {
-            **self.build_notes(self.state.store_id),
-            "heads": [snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
-            "allow": [code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
-        }
+        return replace(
+            self.build_identity(self.state.store_id),
+            heads=[snapshot for snapshot in self.known if self.state.head and self.state.head.was_head(snapshot)],
+            allow=[code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
+        )
 
     def parent(self, answer: ExportAnswer) -> str:
         """Return the id of the snapshot that the sandbox's memory is based on; empty if there is none."""
@@ -119,7 +122,7 @@ class ExportRun(SandboxRun):
     ) -> ExportReceipt:
         """Build the receipt. Texts that come from the sandbox are redacted."""
         answer = self.answer
-        skipped = [replace(row, path=redact(row.path)) for row in answer.skipped] if answer else []
+        skipped = report_skipped(answer.skipped) if answer else []
         if answer and answer.skipped_more:
             skipped.append(Skip(path="…", reason=f"{answer.skipped_more} more"))
         warnings = [*self.warnings, *(self._describe_answer(answer, outcome) if answer else [])]
@@ -142,17 +145,17 @@ class ExportRun(SandboxRun):
             round_trips=sum(self.sandbox.trips.values()),
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
-            databases=[row.report() for row in answer.databases] if answer else [],
+            databases=report_databases(answer.databases) if answer else [],
             skipped=skipped,
             warnings=warnings,
             reason=reason,
             conversation=self.request.conversation,
             label=self.request.label,
-            dropped=[replace(row, path=redact(row.path)) for row in answer.dropped] if answer else [],
+            dropped=report_dropped(answer.dropped) if answer else [],
             dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,
             dropped_bytes=answer.dropped_bytes if answer else 0,
-            findings=[replace(row, path=redact(row.path)) for row in answer.findings] if answer else [],
+            findings=report_findings(answer.findings) if answer else [],
             findings_more=answer.findings_more if answer else 0,
             found=dict(answer.found) if answer else {},
             scrubbed=count_scrubbed(manifest) if manifest else Scrubbed(),

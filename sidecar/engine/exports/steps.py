@@ -3,10 +3,8 @@ the snapshot, move the head, and clear up."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
 from sidecar.engine.exports.arrival import CheckedExport, delete_unclaimed, fetch_and_check
@@ -33,7 +31,6 @@ from sidecar.engine.exports.decision import (
 )
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
 from sidecar.engine.limits import RoomFound, compute_room_left, describe_near_limits, encode_limits
-from sidecar.engine.sandbox import delivery
 from sidecar.engine.sandbox.identity import describe_new_store
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import (
@@ -44,9 +41,10 @@ from sidecar.errors import (
     SnapshotDamaged,
     SnapshotNotFound,
 )
+from sidecar.format.protocol import ExportQuestion, RootHint
 from sidecar.host.files import open_spool
 from sidecar.ids import MemoryKeys, build_memory_key
-from sidecar.layouts import choose_layouts, list_other_roots
+from sidecar.layouts import choose_layouts
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.garbage import collect
@@ -74,19 +72,19 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     engine = engine.narrow_to(request.memory)
     counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
     try:
-        return await _run_export(await _begin_run(engine, counted, request, started, []))
+        return await _run_export(await begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:
         # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
         # same happens again, something is wrong, and the error is raised.
         warnings = [f"It was begun anew: {problem.message}"]
-        return await _run_export(await _begin_run(engine, counted, request, started, warnings))
+        return await _run_export(await begin_run(engine, counted, request, started, warnings))
 
 
 async def _run_export(run: ExportRun) -> ExportReceipt:
     """Run one export to its receipt. A size limit that is exceeded ends it as rejected, not as an error."""
     async with open_spool() as run.scratch, delete_unclaimed(run.engine.repository.store) as run.unclaimed:
         try:
-            checked = await fetch_and_check(run, _build_question(run))
+            checked = await fetch_and_check(run, build_question(run))
             run.answer = checked.answer
             check_owner(run, checked.answer)
             if checked.answer.status == "refused":
@@ -99,13 +97,14 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
             verdict = await decide(run, checked, manifest, head)
+            manifest = replace(manifest, changes=await _count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
             return run.receipt(ExportOutcome.REJECTED, reason=Reason(code=limit.code, message=limit.message))
     return await _finish_stored(run, checked, verdict, stored)
 
 
-async def _begin_run(
+async def begin_run(
     engine: Engine, counted: CountedSandbox, request: ExportRequest, started: float, warnings: list[str]
 ) -> ExportRun:
     """Read the head and the listing, connect to the sandbox, and choose the id of the new snapshot. Raise a
@@ -113,14 +112,12 @@ async def _begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    prepared = asyncio.get_running_loop().run_in_executor(None, delivery.pack_programs, "export")
     presence, (state, head), survey = await gather(
         connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
     )
-    await prepared
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
-    if not request.adopt:
+    if not request.adopt and not request.trial:
         # The sandbox records the store's id in its notes, so the store needs one before the request. The id stays in
         # the store even if this export fails.
         state = await engine.repository.begin(state)
@@ -154,30 +151,37 @@ async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest |
         return state, None  # a later step that needs it raises
 
 
-def _build_question(run: ExportRun) -> dict[str, Any]:
-    """Build the export request for the in-sandbox program."""
-    request, layouts, head = run.request, choose_layouts(run.request.layouts, run.engine.layouts), run.replaces
-    room = compute_room_left(run.engine, run.survey.sizes)
-    return {
-        "do": "export",
-        "memory": request.memory,
-        "key": build_memory_key(request.memory),
-        "snapshot": run.snapshot,
-        "known": run.known,
-        "notes": run.notes,
-        "unusable": sorted(run.survey.damaged),
-        "layouts": [layout.for_sandbox() for layout in layouts],
-        "projects": None if request.projects is None else list(request.projects),
-        "elsewhere": list_other_roots(layouts, run.engine.layouts),
-        "roots": [{"name": root.name, "hint": root.hint} for root in head.roots] if head else [],
-        "project_hints": head.projects if head else [],
-        "limits": encode_limits(run.engine.limits, [layout.name for layout in layouts], room),
-        "privacy": run.privacy.for_sandbox([layout.name for layout in layouts], run.engine.layouts),
-        "inline_bytes": run.engine.inline_bytes,
-        "database_wait": run.engine.timing.database_wait,
-        "worker_wait": run.engine.timing.worker_wait,
-        "turn_wait": run.engine.timing.turn_wait,
-    }
+async def _count_changes(
+    run: ExportRun, checked: CheckedExport, manifest: Manifest
+) -> dict[str, tuple[int, int, int]] | None:
+    from sidecar.engine.exports.counts import count_changes  # an export that stores nothing need not load it
+
+    return await count_changes(run, checked, manifest)
+
+
+def build_question(run: ExportRun) -> ExportQuestion:
+    """Build the question for the in-sandbox program."""
+    engine, request, head = run.engine, run.request, run.replaces
+    layouts = [layout.name for layout in choose_layouts(request.layouts, engine.layouts)]
+    return ExportQuestion(
+        memory=request.memory,
+        snapshot=run.snapshot,
+        key=build_memory_key(request.memory),
+        known=run.known,
+        unusable=sorted(run.survey.damaged),
+        identity=run.identity,
+        layouts=layouts,
+        limits=encode_limits(engine.limits, layouts, compute_room_left(engine, run.survey.sizes)),
+        privacy=run.privacy.for_sandbox(layouts, engine.layouts),
+        inline_bytes=engine.inline_bytes,
+        database_wait=engine.timing.database_wait,
+        worker_wait=engine.timing.worker_wait,
+        turn_wait=engine.timing.turn_wait,
+        projects=None if request.projects is None else list(request.projects),
+        roots=[RootHint(root.name, root.hint) for root in head.roots] if head else [],
+        project_hints=head.projects if head else [],
+        trial=request.trial,
+    )
 
 
 async def _finish_stored(
@@ -260,7 +264,8 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     """Finish an export that was stored before its process died, and return its receipt; ``None`` if it was not stored.
     Figures that only the original export knew are missing in the receipt.
 
-    If it was stored but the head was not moved yet, the head is moved now.
+    If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
+    that was to stand beside the head has no generation.
     """
     repository = engine.repository
     try:
@@ -271,7 +276,7 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome = ExportOutcome.COMMITTED
-    elif not manifest.rejected and manifest.parent == state.snapshot:
+    elif not manifest.rejected and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:

@@ -6,16 +6,18 @@ import gzip
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from sidecar.engine.core import new_upload_path
 from sidecar.engine.restores.run import RestoreRun
-from sidecar.engine.sandbox.dialogue import ProgramAnswer, ask
+from sidecar.engine.sandbox.delivery import CarriedParts
+from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
+from sidecar.engine.sandbox.package import build_program, build_rules
 from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.compression import decompress
+from sidecar.format.protocol import Coverage, PackPart, RestoreAnswer, RestoreQuestion, RootHint, UploadedBundle
 from sidecar.host.files import Spool, SpooledFile, read_chunks
 from sidecar.host.work import retry_safely, run_in_thread
 from sidecar.ids import build_memory_key
@@ -30,8 +32,10 @@ class SnapshotUpload:
     fetched: FetchedSnapshot
     packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
-    bundle: dict[str, Any] | None = None
+    bundle: UploadedBundle | None = None
     """The bundle that is in the sandbox now."""
+    carried: CarriedParts | None = None
+    """What is in front of it in the same file: the rules and the program, if the sandbox may lack them."""
     tarball: Tarball | None = None
     """The tarball, for a sandbox without Python."""
 
@@ -56,15 +60,16 @@ class SnapshotUpload:
         ]
 
 
-async def place_directly(run: RestoreRun) -> ProgramAnswer:
+async def place_directly(run: RestoreRun) -> RestoreAnswer:
     """Let the sandbox fetch the snapshot from the bucket with one command. Raise ``NotDirect`` if it cannot, or if
     parts of the snapshot are missing: the path through the sidecar then looks for an older one."""
     question = _build_question(run, run.chosen.packs)
-    question["links"] = await make_links(run.engine, run.chosen)
+    question.links = await make_links(run.engine, run.chosen)
+    how = replace(run.asking, at_once=not run.request.in_use)
     try:
         async for attempt in retry_safely():
             with attempt:
-                answer = await _ask_and_check(run, question)
+                answer = await _ask_and_check(run, question, how)
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -72,16 +77,16 @@ async def place_directly(run: RestoreRun) -> ProgramAnswer:
     if answer.status == "no-python":
         raise NotDirect
     if answer.status == "complete":
-        run.sandbox.transferred_bytes += sum(part["bytes"] for part in question["links"])
+        run.sandbox.transferred_bytes += sum(part.bytes for part in question.links)
     return answer
 
 
-async def ask_first(run: RestoreRun) -> ProgramAnswer:
+async def ask_first(run: RestoreRun) -> RestoreAnswer:
     """Ask what the sandbox has, without uploading anything. The status "clear" means that it can be restored."""
-    return await _ask_and_check(run, {**_build_question(run, []), "ask": True})
+    return await _ask_and_check(run, replace(_build_question(run, []), ask=True), run.asking)
 
 
-async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> ProgramAnswer:
+async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> RestoreAnswer:
     """Place the snapshot with one upload and one command; try again if the upload was cut short, or the sandbox cannot
     read zstd."""
     async for attempt in retry_safely():
@@ -106,7 +111,7 @@ async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> Prog
     raise AssertionError("unreachable")
 
 
-async def _upload_and_ask(run: RestoreRun, parcel: SnapshotUpload) -> ProgramAnswer:
+async def _upload_and_ask(run: RestoreRun, parcel: SnapshotUpload) -> RestoreAnswer:
     """Upload the bundle unless it is in the sandbox already, and request the restore. The bundle stays there only if
     something has to be saved first."""
     bundle, parcel.bundle = parcel.bundle, None
@@ -114,69 +119,81 @@ async def _upload_and_ask(run: RestoreRun, parcel: SnapshotUpload) -> ProgramAns
         bundle = await _upload(run, parcel)
     run.engine.progress.step("putting it in place")
     question = _build_question(run, parcel.list_sent_packs())
-    question["bundle"] = bundle
-    question["uploads"] = run.uploads
-    answer = await _ask_and_check(run, question)
+    question.bundle, question.uploads = bundle, run.uploads
+    answer = await _ask_and_check(run, question, replace(run.asking, carried=parcel.carried))
     parcel.bundle = bundle if answer.status == "unsaved" else None
     return answer
 
 
-async def _upload(run: RestoreRun, parcel: SnapshotUpload) -> dict[str, Any]:
+async def _upload(run: RestoreRun, parcel: SnapshotUpload) -> UploadedBundle:
+    """Upload the bundle. Unless the sandbox was in use before, it brings the rules and the program too; a folder on this
+    machine needs neither."""
     run.uploads.append(path := new_upload_path())
-    digest = hashlib.sha256()
-    run.engine.progress.step("sending", parcel.size)
-    await run.sandbox.upload(path, _chain_files(parcel.parts, digest))
-    return {"path": path, "bytes": parcel.size, "sha256": digest.hexdigest()}
+    digest, parcel.carried = hashlib.sha256(), None
+    if not run.request.in_use and run.sandbox.ground(None) is None:
+        parcel.carried = CarriedParts(path, build_rules(run.engine.layouts.values()), build_program())
+    before = parcel.carried.data if parcel.carried else b""
+    run.engine.progress.step("sending", len(before) + parcel.size)
+    await run.sandbox.upload(path, _chain_files(before, parcel.parts, digest))
+    return UploadedBundle(path, len(before), parcel.size, digest.hexdigest())
 
 
-async def _ask_and_check(run: RestoreRun, question: dict[str, Any]) -> ProgramAnswer:
+async def _ask_and_check(run: RestoreRun, question: RestoreQuestion, how: Asking) -> RestoreAnswer:
     """Request the restore. Raise ``BadAnswer`` if the sandbox reports success but not all files."""
-    answer, _ = await ask(run.sandbox, question, ProgramAnswer, timeout=run.engine.timing.command)
+    answer, _ = await ask(run.sandbox, question, RestoreAnswer, how)
     missing = run.chosen.files - answer.files - len(answer.skipped) - sum(row.files for row in answer.withheld)
     if answer.status == "complete" and missing > 0:
         raise BadAnswer(f"The sandbox says it is done, but of its files {missing} are missing.")
     return answer
 
 
-def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> dict[str, Any]:
-    """Build the restore request for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
+def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> RestoreQuestion:
+    """Build the question for the in-sandbox program. Raise ``UnknownLayout`` if a layout of the snapshot is not
     known here."""
-    engine, request, manifest = run.engine, run.request, run.chosen
+    engine, request, manifest, standing = run.engine, run.request, run.chosen, run.standing
     names = {root.layout for root in manifest.roots}
     if unknown := names - set(engine.layouts):
         raise UnknownLayout(
             f"This memory was exported with the layout {min(unknown)!r}, which is not known here.",
             hint="Use the config file that defines it.",
         )
-    return {
-        "do": "restore",
-        "memory": request.memory,
-        "key": build_memory_key(request.memory),
-        "snapshot": manifest.snapshot,
-        "operation": run.operation,
-        "notes": run.build_notes(run.standing.store),
-        "roots": [{"name": root.name, "hint": root.hint} for root in manifest.roots],
-        "layouts": [engine.layouts[name].for_sandbox() for name in sorted(names)],
-        "projects": None if request.projects is None else list(request.projects),
-        "project_hints": manifest.projects,
-        "withhold": engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
-        "covered": {name: asdict(rules) for name, rules in manifest.rules.items() if rules.keep},
-        "keyed": manifest.keyed,
-        "versions": manifest.versions,
-        "policy": manifest.privacy,
-        "mode": request.mode,
-        "force": request.force,
-        "discard": request.discard,
-        "read_only": request.read_only,
-        **asdict(run.standing),
-        "set_aside_bytes": engine.set_aside_bytes,
-        "turn_wait": engine.timing.turn_wait,
-        "worker_wait": engine.timing.worker_wait,
-        "packs": [{"index_bytes": pack.index_bytes, "bytes": pack.bytes, "codec": pack.codec} for pack in packs],
-    }
+    return RestoreQuestion(
+        memory=request.memory,
+        snapshot=manifest.snapshot,
+        key=build_memory_key(request.memory),
+        operation=run.operation,
+        identity=run.build_identity(standing.store),
+        layouts=sorted(names),
+        roots=[RootHint(root.name, root.hint) for root in manifest.roots],
+        packs=[PackPart(pack.index_bytes, pack.bytes, pack.codec) for pack in packs],
+        mode=request.mode,
+        policy=manifest.privacy,
+        set_aside_bytes=engine.set_aside_bytes,
+        worker_wait=engine.timing.worker_wait,
+        turn_wait=engine.timing.turn_wait,
+        projects=None if request.projects is None else list(request.projects),
+        project_hints=manifest.projects,
+        withhold=engine.restoring.withhold if request.withhold_projects is None else request.withhold_projects,
+        covered={
+            name: Coverage(list(rules.keep), list(rules.left)) for name, rules in manifest.rules.items() if rules.keep
+        },
+        keyed=manifest.keyed,
+        versions=manifest.versions,
+        force=request.force,
+        discard=request.discard,
+        read_only=request.read_only,
+        stored=standing.stored,
+        unusable=standing.unusable,
+        heads=standing.heads,
+        keep=standing.keep,
+        saved=standing.saved,
+    )
 
 
-async def _chain_files(parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+async def _chain_files(before: bytes, parts: list[SpooledFile], digest: hashlib._Hash) -> AsyncIterator[bytes]:
+    """Yield what comes first, then the files. The digest is that of the files."""
+    if before:
+        yield before
     for part in parts:
         async for chunk in read_chunks(part.path):
             digest.update(chunk)

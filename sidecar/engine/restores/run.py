@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sidecar.engine.restores.choice import LATEST
-from sidecar.engine.sandbox.dialogue import ProgramAnswer, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
+from sidecar.engine.sandbox.reports import report_aside, report_databases, report_skipped, report_withheld
+from sidecar.format.protocol import RestoreAnswer
 from sidecar.ids import build_memory_key
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
@@ -101,11 +103,11 @@ class RestoreRun(SandboxRun):
         self.standing.store = store
 
     def receipt(
-        self, outcome: RestoreOutcome, answer: ProgramAnswer | None = None, reason: Reason | None = None
+        self, outcome: RestoreOutcome, answer: RestoreAnswer | None = None, reason: Reason | None = None
     ) -> RestoreReceipt:
         """Build the receipt. Texts that come from the sandbox are redacted."""
         kept = answer is not None and answer.status == "kept"
-        withheld = [replace(row, hint=redact(row.hint)) for row in answer.withheld] if answer else []
+        withheld = report_withheld(answer.withheld) if answer else []
         scrubbed = count_scrubbed(self.manifest) if self.manifest and not kept else Scrubbed()
         missing = [describe_trimmed(self.manifest), scrubbed.words] if self.manifest and not kept else []
         snapshot = self.manifest.snapshot if self.manifest else None
@@ -128,8 +130,8 @@ class RestoreRun(SandboxRun):
             round_trips=sum(self.sandbox.trips.values()),
             trips=self.sandbox.trips,
             duration_ms=round((time.monotonic() - self.started) * 1000),
-            databases=[row.report() for row in answer.databases] if answer else [],
-            skipped=[replace(row, path=redact(row.path)) for row in answer.skipped] if answer else [],
+            databases=report_databases(answer.databases) if answer else [],
+            skipped=report_skipped(answer.skipped) if answer else [],
             warnings=[
                 *(describe_other_home(self.sandbox, answer, self.manifest) if answer else []),
                 *self.warnings,
@@ -143,7 +145,7 @@ class RestoreRun(SandboxRun):
             kept=kept,
             saved_first=first.snapshot if first else None,
             saved_first_memory=first.memory if first and first.memory != self.request.memory else "",
-            set_aside=answer.set_aside.report() if answer and answer.set_aside else None,
+            set_aside=report_aside(answer.set_aside) if answer and answer.set_aside else None,
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
             withheld=withheld,
         )

@@ -12,11 +12,11 @@ from sidecar.engine.restores.choice import LATEST, choose_manifest, choose_snaps
 from sidecar.engine.restores.placement import SnapshotUpload, ask_first, place_directly, place_through_sidecar
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
 from sidecar.engine.restores.unsaved import SaveFirst
-from sidecar.engine.sandbox.dialogue import ProgramAnswer
 from sidecar.engine.sandbox.identity import build_absence_error, describe_absence
 from sidecar.engine.sandbox.links import RELAYED, NotDirect
 from sidecar.engine.sandbox.presence import clean_up, connect, is_clean_after, keep_alive
 from sidecar.errors import BadAnswer, LimitExceeded, NotSavedFirst, ProgramFailed, SidecarError
+from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.files import open_spool
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
@@ -88,7 +88,7 @@ async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
         parcel = SnapshotUpload(choice.fetched)
         first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
 
-        def placing() -> Awaitable[ProgramAnswer]:
+        def placing() -> Awaitable[RestoreAnswer]:
             return first.pop()(run) if first else place_through_sidecar(run, parcel)
 
         async with keep_alive(run, presence):
@@ -102,7 +102,7 @@ async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
 
-async def _place_after_saving(run: RestoreRun, placing: Callable[[], Awaitable[ProgramAnswer]]) -> ProgramAnswer:
+async def _place_after_saving(run: RestoreRun, placing: Callable[[], Awaitable[RestoreAnswer]]) -> RestoreAnswer:
     """Have the snapshot put in place; if the sandbox reports unsaved files, save them first and try again."""
     answer = await _await_answer(run, placing())
     if answer.status in ("clear", "no-python"):
@@ -119,7 +119,7 @@ async def _place_after_saving(run: RestoreRun, placing: Callable[[], Awaitable[P
     return answer
 
 
-async def _await_answer(run: RestoreRun, placing: Awaitable[ProgramAnswer]) -> ProgramAnswer:
+async def _await_answer(run: RestoreRun, placing: Awaitable[RestoreAnswer]) -> RestoreAnswer:
     """Wait for the sandbox's answer. If it does not arrive, clean up in the sandbox and ask whether the restore
     completed."""
     try:

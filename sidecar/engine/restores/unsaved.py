@@ -12,8 +12,9 @@ from sidecar.engine.core import View
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import export
 from sidecar.engine.restores.run import RestoreRun, SavedFirst
-from sidecar.engine.sandbox.dialogue import UnsavedMemory, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import BadMemoryId, NotSavedFirst, ProgramFailed, SandboxError, SidecarError
+from sidecar.format.protocol import UnsavedMemory
 from sidecar.ids import build_memory_key, is_plain_id
 from sidecar.receipts import ExportOutcome
 from sidecar.store.folders import find_memory

@@ -1,10 +1,15 @@
-"""Deliver the in-sandbox program: one shell command that carries the program and the request, and frames the answer."""
+"""Deliver a request to the in-sandbox program: one shell command that finds the program in the sandbox, checks it and
+runs it, and frames the answer.
+
+What a command brings is packed in one piece: the request and, if the sandbox lacks them, the rules and the program. A
+short request is in the command itself. The rest is in the environment, or in an uploaded file if it is too long for
+that, or if the environment did not arrive.
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import hashlib
 import json
 import re
@@ -13,145 +18,105 @@ import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from sidecar.engine.sandbox.package import ROOT, Part, list_modules
 from sidecar.errors import BadAnswer
-
-ENTRIES = {
-    "export": ("program.capture.export", "program.limits.fit", "program.reaper", "program.restore.swap"),
-    "restore": ("program.restore.restore", "program.restore.swap"),
-    "tidy": ("program.restore.swap",),
-    "send": ("program.links",),
-    "look": ("program.inspection",),
-}
-"""The modules that ``program.main`` imports for each verb. A command carries these and everything that they import."""
-
-LINKED = {"links", "parts"}
-"""The fields of a request that contain links, one for each part: those of a restore, and those of an upload to the
-bucket."""
+from sidecar.format.protocol import (
+    NEED_PROGRAM,
+    NEED_REQUEST,
+    AllowedPaths,
+    Answer,
+    AnyQuestion,
+    IncomingPart,
+    Link,
+    OutgoingPart,
+    Request,
+    RestoreQuestion,
+    SendQuestion,
+    encode,
+)
+from sidecar.program.parts import LONGEST, PROGRAM
 
 UNSUITABLE = 97
 """Exit code of the bootstrap if this Python cannot run the program: too old, or without sqlite3."""
+PIECE = "MEMORY_SIDECAR_"
+"""The name of a variable with a piece of what a command brings, without its number."""
+LINKS = "MEMORY_SIDECAR_LINKS"
+"""The variable with the links to a bucket: every user of the sandbox can read a command with ``ps``."""
+LONGEST_VARIABLE = 120 << 10
+"""The longest value of an environment variable that is sent; Linux allows 128 KiB."""
+MOST_VARIABLES = 1 << 20
+"""So many bytes may be in the environment; Linux allows 2 MiB for it and the command together."""
+LONGEST_TEXT = 64 << 10
+"""The longest request that is in the command itself."""
 
 _RECENT = "import sys; sys.exit(sys.version_info < (3, 8))"
-_CHECK = """import sys
-if sys.version_info < (3, 8): sys.exit(97)
-try: import base64, fcntl, json, os, types, zlib, importlib.machinery as machinery
-except ImportError: sys.exit(97)
-if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit(97)
+# No single quotes: it is an argument in a shell script. ``first`` and ``second`` are where the rules and the program
+# begin in what was sent.
+_BEGIN = f"""import sys
+if sys.version_info < (3, 8): sys.exit({UNSUITABLE})
+try: import base64, fcntl, hashlib, os, zlib, importlib.machinery as machinery
+except ImportError: sys.exit({UNSUITABLE})
+if "_sqlite3" not in sys.builtin_module_names and not machinery.PathFinder.find_spec("_sqlite3"): sys.exit({UNSUITABLE})
+nonce, source, text, pieces, first, second, path, size = sys.argv[1:]
+def read(path, most):
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file: return file.read(most) or b""
+    except OSError: return b""
+def unpack(data):
+    try: return zlib.decompress(data)
+    except zlib.error: return b""
+def need(what):
+    print("\\nmemory-sidecar %s begin\\n{{\\"status\\": \\"%s\\"}}\\nmemory-sidecar %s end" % (nonce, what, nonce))
+    sys.exit()
+more = "".join(os.environ.pop("{PIECE}%d" % number, "") for number in range(int(pieces)))
+sent = base64.b64decode(text) + base64.b64decode(more) + read(path, int(size))
+first, second = int(first), int(second)
+request, rules, package = unpack(sent[:first]), unpack(sent[first:second]), unpack(sent[second:])
+if not request: need("{NEED_REQUEST}")
 """
-# A module is compiled only when it is first imported: one that is not needed costs nothing but its bytes.
-_UNPACK = """texts = dict(json.loads(zlib.decompress(base64.b85decode(sys.argv[1]))))
-packages = {name[:end] for name in texts for end, letter in enumerate(name) if letter == "."}
-class Sent:
-    def find_spec(self, name, path=None, target=None):
-        if name in texts or name in packages: return type(sys.__spec__)(name, self, is_package=name in packages)
-    def create_module(self, spec): return None
-    def exec_module(self, module):
-        name = module.__name__
-        exec(compile(texts.get(name, ""), "<" + name.replace(".", "/") + ".py>", "exec"), module.__dict__)
-sys.meta_path.insert(0, Sent())
+# What is run is what was hashed: the file is not opened again. Where it lies is what ``program/scratch.py`` says.
+_LOAD = f"""def right(data): return hashlib.sha256(data).hexdigest() == source
+if not right(package): package = b""
+cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME") or os.path.expanduser("~"), ".cache")
+spare = ["%s/memory-sidecar-%d" % (folder, os.geteuid()) for folder in (os.environ.get("TMPDIR") or "/tmp", "/tmp")]
+kept = (read(folder + "/{PROGRAM}" % source, {LONGEST}) for folder in [cache + "/memory-sidecar"] + spare)
+program = package or next(filter(right, kept), b"")
+if not program: need("{NEED_PROGRAM}")
+import io, zipfile
+program, loader = zipfile.ZipFile(io.BytesIO(program)), {{}}
+exec(program.read("sidecar/program/loader.py"), loader)
+loader["install"](program)
 """
 # On the sidecar's own machine the installed package is used, which is compiled already. Its folder is appended at the
 # end of the path: other packages are there too, and must not hide modules of the standard library.
-_FIND = """sys.path.append(sys.argv[1])
+_FIND = """sys.path.append(source)
 """
 # ``os._exit`` skips the interpreter's clean-up, which takes time with thousands of files and is not needed.
 _RUN = """from sidecar.program.main import main
-code = main(sys.argv[2])
+code = main(nonce, request, rules, package)
 sys.stdout.flush()
 os._exit(code)
 """
-
-_PACKAGE = Path(__file__).parents[2]
-_ROOMS = ("format", "program")
 
 
 def _list_installed() -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the program's installed modules."""
     found = []
     with contextlib.suppress(OSError):
-        for room in _ROOMS:
-            for path in (_PACKAGE / room).rglob("*.py"):
-                status = path.stat()
-                found.append((str(path.relative_to(_PACKAGE)), status.st_size, status.st_mtime_ns))
-    return sorted(found)
+        for path in list_modules():
+            status = path.stat()
+            found.append((str(path.relative_to(ROOT)), status.st_size, status.st_mtime_ns))
+    return found
 
 
 _STAND = _list_installed()
 
 
-# The length of a command is limited to 128 KiB on Linux, and quotes in it may have to be quoted twice.
-_DOCSTRING = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"^ *#.*$", re.MULTILINE)
-
-
-def strip_comments(text: str) -> str:
-    """Return a module's text without docstrings and comments. Every line keeps its number."""
-    text = _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text)
-    return _COMMENT.sub("", text)
-
-
-@functools.cache
-def _read_modules() -> dict[str, str]:
-    """Return the texts of all modules that may be sent, by their names below ``sidecar``."""
-    texts = {}
-    for room in _ROOMS:
-        for path in sorted((_PACKAGE / room).rglob("*.py")):
-            name = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
-            if not name.endswith(".__init__"):
-                texts[name] = path.read_text("utf-8")
-    return texts
-
-
-def list_modules(verb: str) -> list[str]:
-    """List the modules that a verb needs: its entries and everything that they import, also within functions."""
-    texts = _read_modules()
-    needed, todo = {"program.main"}, [*ENTRIES[verb], *_list_imports(texts["program.main"], lazy=False)]
-    while todo:
-        name = todo.pop()
-        if name not in needed:
-            needed.add(name)
-            todo += _list_imports(texts[name], lazy=True)
-    return sorted(needed)
-
-
-# An import of ours: how far it is indented, the module, and the names on its line. Names in parentheses are never modules.
-_IMPORT = re.compile(r"^( *)from sidecar\.([\w.]+) import (\(|[\w ,]+)", re.MULTILINE)
-_FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:    .*\n|\n)+", re.MULTILINE)
-
-
-def _list_imports(text: str, *, lazy: bool) -> list[str]:
-    """The modules of ours that a module imports; ``lazy``: in functions too. Types alone do not count.
-
-    By lines, as a formatter writes them: to parse all modules takes longer than all else that a small export does.
-    """
-    texts, found = _read_modules(), []
-    for indent, base, names in _IMPORT.findall(_FOR_TYPES.sub("", text)):
-        if lazy or not indent:
-            modules = (base, *(f"{base}.{name.split()[0]}" for name in names.split(",") if name.strip("( ")))
-            found += [name for name in modules if name in texts]
-    return found
-
-
-@functools.cache
-def _pack_modules(verb: str) -> str:
-    texts = [(f"sidecar.{name}", strip_comments(_read_modules()[name])) for name in list_modules(verb)]
-    # Base 85 is a sixteenth denser than base 64 and has no quotes or backslashes. It has ``$`` and other special
-    # characters, so it must be in single quotes.
-    return base64.b85encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
-
-
-def pack_programs(*verbs: str) -> None:
-    """Pack the modules for these verbs, or for all, in advance, so that the first command does not have to."""
-    for verb in verbs or ENTRIES:
-        _pack_modules(verb)
-
-
-LINKS = "MEMORY_SIDECAR_LINKS"
-LONGEST_VARIABLE = 120 << 10
-"""The longest value of an environment variable that is sent; Linux allows 128 KiB."""
+def is_installed() -> bool:
+    """Return whether the program that is installed on this machine is still the one of this process."""
+    return bool(_STAND) and _list_installed() == _STAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,35 +126,74 @@ class SandboxCommand:
     command: str
     nonce: str
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    upload: bytes = field(default=b"", repr=False)
+    """What has to be uploaded to ``path`` before the command is run. The program removes it."""
+    path: str = ""
 
 
-def build_command(request: dict[str, Any], *, fallback: str = "", installed: bool = False) -> SandboxCommand:
-    """Build the command for a request. ``fallback`` is a short shell script for sandboxes without a suitable Python;
-    without it, such a sandbox answers ``no-python``.
+@dataclass(frozen=True, slots=True)
+class CarriedParts:
+    """An uploaded file that begins with the rules and the program: that of a restore."""
 
-    A Python that cannot run any program, or does not know the options used here (before 3.4), counts as none. After
-    some exit codes it is asked once more for its version only, because they are ambiguous: a command that is too long
-    ends with 126 too, and a program that fails with 1.
+    path: str
+    rules: Part
+    program: Part
 
-    ``installed``: the command runs on this machine and uses the installed program, unless another version was installed
-    since this process began.
+    @property
+    def data(self) -> bytes:
+        """The beginning of the file."""
+        return self.rules.packed + self.program.packed
 
-    The links of a request are sent in the environment: every user of the sandbox can read a command with ``ps``.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a command is to bring."""
+
+    question: AnyQuestion
+    rules: Part | None = None
+    """The rules to answer by, if there are any."""
+    program: Part | None = None
+    """The program to run; ``None``: the one that is installed on this machine."""
+    with_rules: bool = False
+    """Send the rules: the sandbox may lack them."""
+    with_program: bool = False
+    """Send the program: the sandbox may lack it."""
+    carried: CarriedParts | None = None
+    """A file in the sandbox that has both."""
+    allowed: AllowedPaths | None = None
+
+
+def build_command(load: Load, upload_path: str = "") -> SandboxCommand:
+    """Build the command that brings a load. With ``upload_path``, all of it is in a file that is uploaded there first.
+
+    A sandbox without a suitable Python answers ``no-python``. A Python that cannot run any program, or does not know
+    the options used here (before 3.4), counts as none. After some exit codes it is asked once more for its version
+    only, because they are ambiguous: a command that is too long ends with 126 too, and a program that fails with 1.
     """
     nonce = secrets.token_hex(8)
-    environment = {}
-    for name in LINKED & request.keys():
-        environment[LINKS] = encode_links(request[name])
-        request = {**request, name: [{key: part[key] for key in part if key != "link"} for part in request[name]]}
-    text = _pack_json({**request, "nonce": nonce})
-    if installed and _STAND and _list_installed() == _STAND:
-        bootstrap, source = _CHECK + _FIND + _RUN, shlex.quote(str(_PACKAGE.parent))
-    else:
-        bootstrap, source = _CHECK + _UNPACK + _RUN, f"'{_pack_modules(request['do'])}'"
+    environment = _list_links(load.question)
+    named = load.rules.sha256 if load.rules is not None else ""
+    request = zlib.compress(Request(load.question, named, load.allowed, upload_path).encode(), 9)
+    rules = load.rules.packed if load.rules is not None and load.with_rules else b""
+    program = load.program.packed if load.program is not None and load.with_program else b""
+    text, rest, file, path = request, rules + program, b"", ""
+    if upload_path:
+        text, rest, file, path = b"", b"", request + rules + program, upload_path
+    elif load.carried is not None:
+        rules, rest, file, path = load.carried.rules.packed, b"", load.carried.data, load.carried.path
+    if len(text) > LONGEST_TEXT:
+        text, rest = b"", text + rest
+    words = _encode(rest)
+    pieces = [words[at : at + LONGEST_VARIABLE] for at in range(0, len(words), LONGEST_VARIABLE)]
+    environment.update({f"{PIECE}{number}": piece for number, piece in enumerate(pieces)})
+    source = load.program.sha256 if load.program is not None else str(ROOT.parent)
+    cuts = len(request), len(request) + len(rules)
+    arguments = [nonce, source, _encode(text), len(pieces), *cuts, path, len(file)]
+    bootstrap = _BEGIN + (_FIND if load.program is None else _LOAD) + _RUN
     command = f"""r={UNSUITABLE}
 for p in python3 python; do
 command -v $p >/dev/null 2>&1 || continue
-$p -I -S -c '{bootstrap}' {source} {text} </dev/null
+$p -I -S -c '{bootstrap}' {shlex.join(map(str, arguments))} </dev/null
 r=$?
 case $r in
 {UNSUITABLE}) ;;
@@ -198,14 +202,15 @@ r={UNSUITABLE};;
 *) break;;
 esac
 done
-if [ $r = {UNSUITABLE} ]; then
-nonce={nonce}
-{fallback or _build_no_python_answer(request, nonce)}
-r=$?
-fi
-exit $r
+[ $r = {UNSUITABLE} ] || exit $r
+{_build_no_python_answer(load.question, nonce, upload_path)}
 """
-    return SandboxCommand(command, nonce, environment)
+    return SandboxCommand(command, nonce, environment, file if upload_path else b"", upload_path)
+
+
+def is_too_long(call: SandboxCommand) -> bool:
+    """Return whether a command has more in its environment than a sandbox may take."""
+    return sum(len(value) for name, value in call.environment.items() if name != LINKS) > MOST_VARIABLES
 
 
 def build_shell_command(script: str) -> SandboxCommand:
@@ -214,20 +219,32 @@ def build_shell_command(script: str) -> SandboxCommand:
     return SandboxCommand(f"nonce={nonce}\n{script}", nonce)
 
 
-def encode_links(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Encode the links of these parts as the value of an environment variable. If it is longer than
-    ``LONGEST_VARIABLE``, a sandbox may reject it."""
-    return _pack_json([part["link"] for part in parts])
+def _list_links(question: AnyQuestion) -> dict[str, str]:
+    """Return the variable with the links of a question, if it has any. The question itself is sent without them."""
+    parts: Sequence[IncomingPart | OutgoingPart] = []
+    if isinstance(question, SendQuestion):
+        parts = question.parts
+    elif isinstance(question, RestoreQuestion):
+        parts = question.links or []
+    links = [part.link for part in parts]
+    return {LINKS: encode_links(links)} if links else {}
 
 
-def _pack_json(value: Any) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
+def encode_links(links: Sequence[Link | None]) -> str:
+    """Encode links as the value of an environment variable. If it is longer than ``LONGEST_VARIABLE``, a sandbox may
+    reject it."""
+    return _encode(zlib.compress(encode(links), 9))
 
 
-def _build_no_python_answer(request: dict[str, Any], nonce: str) -> str:
-    text = json.dumps({"status": "no-python", "memory": request["memory"], "snapshot": request["snapshot"]})
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _build_no_python_answer(question: AnyQuestion, nonce: str, upload_path: str) -> str:
+    text = encode(Answer("no-python", question.memory, question.snapshot)).decode()
     begin, end = (f"memory-sidecar {nonce} {word}" for word in ("begin", "end"))
-    removed = "".join(f"rm -f {shlex.quote(path)}\n" for path in request.get("uploads", ()))
+    uploads = [*getattr(question, "uploads", ()), *filter(None, [upload_path])]
+    removed = "".join(f"rm -f {shlex.quote(path)}\n" for path in uploads)
     return f"{removed}printf '\\n%s\\n%s\\n%s\\n' {shlex.quote(begin)} {shlex.quote(text)} {shlex.quote(end)}"
 
 
@@ -235,8 +252,8 @@ def parse_output(output: bytes, nonce: str) -> tuple[dict[str, Any], bytes]:
     """Find the framed answer in a command's output. Return the JSON object and the inline bundle, if any.
 
     Raise ``BadAnswer`` if there is none, if it is not what the program prints, or if it was damaged on the way; only
-    then a retry can help. The shell scripts print no hash. Accepting that is no weakness: anything that could drop the
-    hash could have printed another answer.
+    then a retry can help. The bootstrap and the shell scripts print no hash. Accepting that is no weakness: anything
+    that could drop the hash could have printed another answer.
     """
     mark = f"memory-sidecar {nonce} ".encode()
     frame = re.search(

@@ -1,32 +1,73 @@
-"""Send requests to the in-sandbox program, and parse its answers as untrusted input."""
+"""Send questions to the in-sandbox program, and parse its answers as untrusted input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import msgspec
 
-from sidecar.engine.core import CountedSandbox
+from sidecar.engine.core import CountedSandbox, new_upload_path
 from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.delivery import CarriedParts, Load
+from sidecar.engine.sandbox.package import Part, build_program
+from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
+from sidecar.format.protocol import (
+    NEED_PROGRAM,
+    NEED_REQUEST,
+    NEED_RULES,
+    AllowedPaths,
+    Answer,
+    AnyQuestion,
+    ExportAnswer,
+    ExportQuestion,
+    FilesAside,
+    FoundDatabase,
+    ProgramError,
+    RestoreAnswer,
+    RestoreQuestion,
+    TidyQuestion,
+    UnsavedMemory,
+    decode_rules,
+)
 from sidecar.format.roots import get_root, get_stem
-from sidecar.program import notes as inside
+from sidecar.policy.limits import CODES
 from sidecar.program.capture.export import MOST_DATABASES
 from sidecar.program.limits.trim import MOST_REPORTED
-from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS
+from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS, MOST_TOLD
+from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
 from sidecar.program.restore.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
-from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
 
 ANSWER_ALLOWANCE = 8 << 20
 """The longest answer accepted: more than all lists of an answer together. The longest list is that of dropped files."""
 LONGEST_PATH = 8192
 LONGEST_USER = 256
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
+MOST_NOTED = 50
+MOST_TRIES = 3
+"""How often a question is asked, each time with more of what the sandbox says that it lacks."""
+BOUNDS: dict[type, dict[str, int]] = {
+    Answer: {"home": LONGEST_PATH, "user": LONGEST_USER},
+    ExportAnswer: {
+        "dropped": MOST_REPORTED,
+        "findings": MOST_FINDINGS,
+        "taken": MOST_PATHS,
+        "others": MOST_TOLD,
+        "noted": MOST_NOTED,
+        "not_taken": MOST_ROOTS,
+        "databases_not_taken": MOST_DATABASES,
+    },
+    RestoreAnswer: {"unsaved": MOST_MEMORIES, "withheld": MOST_ROOTS},
+    UnsavedMemory: {"lineage": LONGEST_LINEAGE, "paths": MOST_SHOWN, "projects": MOST_PROJECTS},
+    FilesAside: {"path": LONGEST_PATH},
+}
+"""How long the texts, lists and tables of an answer may be, by field. All others are bounded by the whole answer."""
+ANY_NUMBER = {(FoundDatabase, "schema")}
+"""Numbers that may be negative. All others are counts."""
 HINTS = {
     "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
     "disk-full": "Free some space in the sandbox; a copy of its databases must fit. The head did not move.",
@@ -42,222 +83,130 @@ HINTS = {
     "memory-changed": "Something writes to the memory; stop it or try again. The memory there is as it was.",
     "set-aside-full": "Move it away or say --discard, then restore again. The memory there is as it was.",
     "journal-damaged": "Remove ~/.cache/memory-sidecar in that sandbox, once nothing runs there. Nothing was changed.",
+    "other-protocol": "Restart the sidecar: it was updated while it ran, and the program in the sandbox is of another version.",
     "unknown-layout": "Use the config file with which this memory was exported.",
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramError:
-    """An error that the program reported."""
-
-    code: str
-    message: str
-    retryable: bool = False
+A = TypeVar("A", bound=Answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
-    """The sandbox's claim about its bundle: a pack and its index in one file, or inline in the output."""
+class Asking:
+    """How a question is asked."""
 
-    path: str
-    bytes: Count
-    sha256: str
-    inline: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRoot:
-    """A root that the program found, with its path."""
-
-    name: str
-    layout: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundDatabase:
-    """A database that the program copied or checked."""
-
-    path: str
-    method: str
-    check: str
-    schema: int = 0
-
-    def report(self) -> DatabaseReport:
-        return DatabaseReport(path=redact_name(self.path)[0], method=self.method, check=self.check)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSetAside:
-    """Where the program has set files aside."""
-
-    path: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
-    files: Count
-    bytes: Count
-
-    def report(self) -> SetAside:
-        return SetAside(path=redact_name(self.path)[0], files=self.files, bytes=self.bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsavedMemory:
-    """A memory in a sandbox of which a restore would replace files that no snapshot has
-    (``sidecar.program.restore.holdings``)."""
-
-    memory: str
-    """Empty if the sandbox has it from a version that recorded no ids."""
-    key: str
-    sandbox: str = ""
-    """The sandbox's reference when its notes were last written. A copy of a sandbox has a different one."""
-    lineage: Annotated[list[str], msgspec.Meta(max_length=LONGEST_LINEAGE)] = field(default_factory=list)
-    """The snapshots it was restored from and exported to, newest first."""
-    unchanged: str = ""
-    """Nothing changed since this snapshot, if the store has it; the sandbox cannot know that."""
-    files: Count = 0
-    paths: Annotated[list[str], msgspec.Meta(max_length=MOST_SHOWN)] = field(default_factory=list)
-    layouts: list[str] = field(default_factory=list)
-    projects: Annotated[list[str], msgspec.Meta(max_length=MOST_PROJECTS)] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramAnswer:
-    """The fields that the answers of all verbs have, and those of the answer to a restore."""
-
-    statuses: ClassVar[frozenset[str]] = frozenset(
-        {"complete", "kept", "unsaved", "clear", "no-python", "tidy", "error"}
-    )
-
-    status: str
-    memory: str
-    snapshot: str
-    home: Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)] = ""
-    user: Annotated[str, msgspec.Meta(max_length=LONGEST_USER)] = ""
-    python: str = ""
-    files: Count = 0
-    bytes: Count = 0
-    roots: list[FoundRoot] = field(default_factory=list)
-    databases: list[FoundDatabase] = field(default_factory=list)
-    skipped: list[Skip] = field(default_factory=list)
-    skipped_more: Count = 0
-    warnings: list[str] = field(default_factory=list)
-    error: ProgramError | None = None
-    holds: str = ""
-    """The snapshot that the sandbox has and keeps."""
-    unsaved: Annotated[list[UnsavedMemory], msgspec.Meta(max_length=MOST_MEMORIES)] = field(default_factory=list)
-    set_aside: FoundSetAside | None = None
-    withheld: Annotated[list[Withheld], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxNotes:
-    """The notes that a sandbox had about a memory (``sidecar.program.notes``)."""
-
-    memory: str
-    store: str = ""
-    sandbox: str = ""
-    machine: str = ""
-    roots: dict[str, str] = field(default_factory=dict)
-    reader: bool = False
-    conversation: str = ""
-    current: bool = True
-    withheld: tuple[str, ...] = ()
-
-    def checked(self) -> inside.Notes | None:
-        """Return the notes in the program's own type; ``None`` if they are not valid."""
-        return inside.parse_value(asdict(self))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportAnswer(ProgramAnswer):
-    """The answer to an export."""
-
-    statuses: ClassVar[frozenset[str]] = frozenset({"changed", "unchanged", "refused", "tarball", "error"})
-
-    projects: list[str] = field(default_factory=list)
-    keyed: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    base: str = ""
-    lineage: list[str] = field(default_factory=list)
-    kind: str = ""
-    codec: str = ""
-    pack_bytes: Count = 0
-    pack_sha256: str = ""
-    index_sha256: str = ""
-    bundle: Bundle | None = None
-    dropped: Annotated[list[Drop], msgspec.Meta(max_length=MOST_REPORTED)] = field(default_factory=list)
-    dropped_more: Count = 0
-    dropped_files: Count = 0
-    dropped_bytes: Count = 0
-    policy: str = ""
-    findings: Annotated[list[Finding], msgspec.Meta(max_length=MOST_FINDINGS)] = field(default_factory=list)
-    findings_more: Count = 0
-    found: dict[str, Count] = field(default_factory=dict)
-    taken: Annotated[dict[str, tuple[Count, Count]], msgspec.Meta(max_length=MOST_PATHS)] = field(default_factory=dict)
-    taken_more: tuple[Count, Count] = (0, 0)
-    notes: SandboxNotes | None = None
-    """The sandbox's notes about this memory before the export."""
-    others: Annotated[list[SandboxNotes], msgspec.Meta(max_length=inside.MOST_TOLD)] = field(default_factory=list)
-    """Its notes about other memories that are in the same folders."""
-    folders: dict[str, str] = field(default_factory=dict)
-    """The path of each root in the sandbox."""
-    noted: Annotated[list[str], msgspec.Meta(max_length=50)] = field(default_factory=list)
-    """Without Python: the raw contents of all notes in the sandbox, about this memory and others."""
-    reader: bool = False
-    """The memory was restored there read-only."""
-    not_taken: Annotated[dict[str, Count], msgspec.Meta(max_length=MOST_ROOTS)] = field(default_factory=dict)
-    """By root: how many files in it are not part of its layout."""
-    databases_not_taken: Annotated[list[str], msgspec.Meta(max_length=MOST_DATABASES)] = field(default_factory=list)
+    timeout: float
+    """The seconds that each command may take."""
+    rules: Part | None = None
+    """The rules to answer by."""
+    inline_bytes: int = 0
+    """The size of the largest bundle that comes in the answer."""
+    shell: Callable[[], str] | None = None
+    """Builds the script for a sandbox without Python. It answers like the program."""
+    carried: CarriedParts | None = None
+    """An upload in the sandbox that has the rules and the program in it."""
+    at_once: bool = False
+    """Send the rules and the program with the first command: the sandbox is new and has neither."""
 
     @property
-    def trimmed(self) -> set[str]:
-        """The roots that lost files to a size limit."""
-        return {get_root(row.path) for row in self.dropped}
+    def output_limit(self) -> int:
+        """How much a command may print. An inline bundle is base 64, a third longer than the bundle itself."""
+        return ANSWER_ALLOWANCE + self.inline_bytes * 3 // 2
 
 
-A = TypeVar("A", bound=ProgramAnswer)
+async def ask(sandbox: CountedSandbox, question: AnyQuestion, kind: type[A], how: Asking) -> tuple[A, bytes]:
+    """Ask a question. Return the answer and the inline bundle, if any.
 
-
-async def ask(
-    sandbox: CountedSandbox,
-    request: dict[str, Any],
-    kind: type[A],
-    *,
-    timeout: float,
-    fallback: str = "",
-    shell: Callable[[], str] | None = None,
-) -> tuple[A, bytes]:
-    """Run one request in one command. Return the answer and the inline bundle, if any.
-
-    A sandbox without Python runs ``fallback``, which is sent along, or what ``shell`` builds, which is sent in a second
-    command because it is too long to be sent to all other sandboxes too. Raise ``ProgramFailed`` or ``LimitExceeded`` if
-    the program reports it, ``UntrustedSandbox`` if the answer makes no sense.
+    It takes one command, and one more if the sandbox lacks the program or the rules, or has no Python and runs a script
+    instead. Raise ``ProgramFailed`` or ``LimitExceeded`` if the program reports it, ``UntrustedSandbox`` if the answer
+    makes no sense.
     """
-    ground = sandbox.ground(request.get("projects"))
-    if ground is not None:
-        # On this machine a Python that can run the program always exists. A shell script is not used here, because it
-        # would follow any link out of the allowed paths.
-        request, fallback, shell = {**request, "contained": asdict(ground)}, "", None
-    call = delivery.build_command(request, fallback=fallback, installed=ground is not None)
-    # An inline bundle is base 64, which is a third longer than the bundle itself.
-    limit = ANSWER_ALLOWANCE + request.get("inline_bytes", 0) * 3 // 2
-    value, inline = await run_command(sandbox, call, timeout=timeout, output_limit=limit)
-    if shell and value.get("status") == "no-python":
-        value, inline = await run_command(
-            sandbox, delivery.build_shell_command(shell()), timeout=timeout, output_limit=limit
-        )
-    await _remove_leftovers(sandbox, request, value)
-    parsed = parse_answer(value, kind, request)
+    ground = sandbox.ground(getattr(question, "projects", None))
+    # On this machine a Python that can run the program always exists. A shell script is not used here, because it would
+    # follow any link out of the allowed paths.
+    shell = how.shell if ground is None else None
+    uploads = list(question.uploads) if isinstance(question, RestoreQuestion | TidyQuestion) else []
+    value: dict[str, Any] = {"status": "no-python"}
+    inline = b""
+    if shell is None or not sandbox.without_python:
+        allowed = AllowedPaths(list(ground.beneath), list(ground.apart)) if ground is not None else None
+        value, inline = await _ask_program(sandbox, question, how, allowed, uploads)
+    if value.get("status") == "no-python":
+        sandbox.without_python = True
+        if shell is not None:
+            value, inline = await run_command(sandbox, delivery.build_shell_command(shell()), how)
+    await _remove_leftovers(sandbox, uploads, value)
+    parsed = parse_answer(value, kind, question, how.rules)
     if ground is not None and parsed.status == "no-python":
         raise ProgramFailed(f"No python3 on this machine can work in {sandbox.ref}.", code="no-python")
     return parsed, inline
 
 
+async def _ask_program(
+    sandbox: CountedSandbox, question: AnyQuestion, how: Asking, allowed: AllowedPaths | None, uploads: list[str]
+) -> tuple[dict[str, Any], bytes]:
+    """Run the program. Return its answer as it is, and the inline bundle. The path of an upload is added to
+    ``uploads``.
+
+    What the sandbox says that it lacks is sent with another command, in the environment. If it was sent like that
+    already, the environment did not arrive, and it is sent as a file.
+    """
+    load = Load(question=question, rules=how.rules, allowed=allowed, carried=how.carried)
+    if allowed is None or not delivery.is_installed():
+        both = how.at_once
+        load = replace(load, program=build_program(), with_program=both, with_rules=both)
+    elif how.rules is not None:
+        kept = f"~/.cache/memory-sidecar/{RULES % how.rules.sha256}"
+        load = replace(load, with_rules=not sandbox.holds(kept))
+    by_file = False
+    for _ in range(MOST_TRIES):
+        call = delivery.build_command(load)
+        if by_file or delivery.is_too_long(call):
+            by_file, call = True, delivery.build_command(load, new_upload_path())
+            uploads.append(call.path)
+        value, inline = await _run_after_upload(sandbox, call, how)
+        lacks = value.get("status")
+        if lacks not in (NEED_PROGRAM, NEED_RULES, NEED_REQUEST):
+            return value, inline
+        if by_file:
+            break
+        by_file = load.with_rules or load.with_program or lacks == NEED_REQUEST
+        program = load.program is not None and (lacks != NEED_RULES or load.with_program)
+        load = replace(load, carried=None, with_program=program, with_rules=how.rules is not None)
+    raise BadAnswer("The sandbox says that it lacks what was just sent to it.")
+
+
+async def _run_after_upload(
+    sandbox: CountedSandbox, call: delivery.SandboxCommand, how: Asking
+) -> tuple[dict[str, Any], bytes]:
+    """Upload what a command needs, if it needs anything, and run it. The program removes the upload, unless it is not
+    run."""
+    if not call.path:
+        return await run_command(sandbox, call, how)
+    ran = False
+    try:
+        await sandbox.upload(call.path, _yield_once(call.upload))
+        value, inline = await run_command(sandbox, call, how)
+        ran = value.get("status") not in (NEED_PROGRAM, NEED_RULES, NEED_REQUEST)
+        return value, inline
+    finally:
+        if not ran:
+            with contextlib.suppress(SidecarError):
+                await sandbox.remove(call.path)
+
+
+async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
 async def run_command(
-    sandbox: CountedSandbox, call: delivery.SandboxCommand, *, timeout: float, output_limit: int
+    sandbox: CountedSandbox, call: delivery.SandboxCommand, how: Asking
 ) -> tuple[dict[str, Any], bytes]:
     """Run one command and parse the answer in its output. Raise ``ProgramFailed`` if the command failed without an
     answer."""
-    finished = await sandbox.run(call.command, timeout=timeout, output_limit=output_limit, environment=call.environment)
+    finished = await sandbox.run(
+        call.command, timeout=how.timeout, output_limit=how.output_limit, environment=call.environment
+    )
     try:
         return delivery.parse_output(finished.output, call.nonce)
     except BadAnswer:
@@ -273,11 +222,11 @@ async def run_command(
         raise failure from None
 
 
-async def _remove_leftovers(sandbox: CountedSandbox, request: dict[str, Any], value: dict[str, Any]) -> None:
+async def _remove_leftovers(sandbox: CountedSandbox, uploads: list[str], value: dict[str, Any]) -> None:
     """Remove uploads that the program could not remove because they belong to another user: the provider's file access,
     which wrote them, can."""
     left = value.pop("left", None)
-    for path in request.get("uploads", ()):
+    for path in uploads:
         if isinstance(left, list) and path in left:
             try:
                 await sandbox.remove(path)
@@ -286,28 +235,56 @@ async def _remove_leftovers(sandbox: CountedSandbox, request: dict[str, Any], va
                     warnings.append(f"{path} could not be removed from the sandbox: {problem.message}")
 
 
-def parse_answer(value: dict[str, Any], kind: type[A], request: dict[str, Any]) -> A:
-    """Convert an answer to its type. Raise if it is not valid, not for this request, or reports an error."""
+def parse_answer(value: dict[str, Any], kind: type[A], question: AnyQuestion, rules: Part | None = None) -> A:
+    """Convert an answer to its type. Raise if it is not valid, not for this question, or reports an error."""
     try:
         answer = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:
         raise BadAnswer(f"The sandbox's answer is not valid: {problem}.") from None
-    if (answer.memory, answer.snapshot) != (request["memory"], request["snapshot"]):
+    _check_bounds(answer, "$")
+    if (answer.memory, answer.snapshot) != (question.memory, question.snapshot):
         raise MemoryMismatch("The sandbox answered for another memory or snapshot than it was asked for.")
     if answer.error is not None:
         raise build_error(answer.error)
-    if answer.status not in answer.statuses or answer.status == "error":
+    if answer.status not in answer.statuses:
         raise BadAnswer(f"The sandbox's answer has a status it cannot have: {answer.status[:40]!r}.")
-    if isinstance(answer, ExportAnswer):
-        _check_not_taken(answer, request)
+    if isinstance(answer, ExportAnswer) and isinstance(question, ExportQuestion) and rules is not None:
+        _check_not_taken(answer, question, rules)
     return answer
 
 
-def _check_not_taken(answer: ExportAnswer, request: dict[str, Any]) -> None:
+def _check_bounds(message: Any, at: str) -> None:
+    """Raise ``BadAnswer`` if a field of a message, or of a message in it, is longer than it may be, or is a count below
+    zero."""
+    bounds = {name: most for kind in type(message).__mro__ for name, most in BOUNDS.get(kind, {}).items()}
+    for each in fields(message):
+        value, place = getattr(message, each.name), f"{at}.{each.name}"
+        if each.name in bounds and value is not None and len(value) > bounds[each.name]:
+            raise BadAnswer(f"The sandbox's answer is not valid: {place} is longer than {bounds[each.name]}.")
+        if (type(message), each.name) not in ANY_NUMBER:
+            for inner in _iterate_values(value):
+                if is_dataclass(inner):
+                    _check_bounds(inner, place)
+                elif isinstance(inner, int) and inner < 0:
+                    raise BadAnswer(f"The sandbox's answer is not valid: {place} is less than 0.")
+
+
+def _iterate_values(value: Any) -> Iterator[Any]:
+    """Yield a value, or what a list or a table contains, at any depth."""
+    if isinstance(value, list | tuple | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _iterate_values(inner)
+    else:
+        yield value
+
+
+def _check_not_taken(answer: ExportAnswer, question: ExportQuestion, rules: Part) -> None:
     """Raise ``BadAnswer`` if files that were not taken are in a root that was not requested. Such a root need not have
     any file that was taken, so it may be missing from ``answer.roots``."""
-    asked = {root["name"] for layout in request["layouts"] for root in layout["roots"]}
-    for name in (*answer.not_taken, *map(get_root, answer.databases_not_taken)):
+    seen = {*answer.not_taken, *map(get_root, answer.databases_not_taken)}
+    layouts = decode_rules(rules.data).select(question.layouts) if seen else []
+    asked = {root["name"] for layout in layouts for root in layout["roots"]}
+    for name in sorted(seen):
         if get_stem(name, asked) not in asked:
             raise BadAnswer(f"The sandbox saw something in a root {name[:80]!r} that it was not asked for.")
 
@@ -320,8 +297,9 @@ def redact(text: str) -> str:
 def build_error(trouble: ProgramError) -> SidecarError:
     """Return the exception for an error that the program reported."""
     message = redact_name(trouble.message)[0]
-    if trouble.code.startswith("limit-"):
+    if trouble.code in CODES.values():
         return LimitExceeded(message, code=trouble.code)
-    failure = ProgramFailed(message, code=trouble.code, hint=HINTS.get(trouble.code, ""))
+    code = trouble.code if trouble.code in REFUSALS else ""
+    failure = ProgramFailed(message, code=code, hint=HINTS.get(code, ""))
     failure.retryable = trouble.retryable
     return failure

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sidecar.engine.core import CountedSandbox, Engine, View
-from sidecar.engine.sandbox.dialogue import ProgramAnswer, redact
+from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import MemoryNotFound
+from sidecar.format.protocol import Answer
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key
 from sidecar.ports import Store
 from sidecar.store.folders import read_id
@@ -32,7 +33,7 @@ OTHER_HOME = (
 MOST_NAMED = 5
 
 
-def describe_other_home(sandbox: CountedSandbox, answer: ProgramAnswer, manifest: Manifest | None) -> list[str]:
+def describe_other_home(sandbox: CountedSandbox, answer: Answer, manifest: Manifest | None) -> list[str]:
     """Return a warning if commands in a sandbox run in another home than the one that a snapshot came from, at the same
     provider.
 

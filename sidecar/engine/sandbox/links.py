@@ -7,13 +7,15 @@ A sandbox writes to keys of its own. The pack is copied within the store to a ke
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.delivery import LONGEST_VARIABLE, encode_links
-from sidecar.engine.sandbox.dialogue import ExportAnswer, ProgramAnswer, ask
+from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.errors import ObjectMissing, ProgramFailed
+from sidecar.format import protocol
+from sidecar.format.protocol import ExportAnswer, IncomingPart, OutgoingPart, SendAnswer, SendQuestion
 from sidecar.host.files import SpooledFile
 from sidecar.ids import MemoryKeys, make_pack_id
 from sidecar.ports import Link, Store
@@ -49,22 +51,21 @@ async def receive_through_bucket(run: ExportRun, answer: ExportAnswer) -> tuple[
     links = [await _make_put_link(engine, key, size, digest) for key, _, size, digest in parts]
     if None in links:
         raise NotDirect
-    request: dict[str, Any] = {
-        "do": "send",
-        "memory": memory,
-        "snapshot": run.snapshot,
-        "path": answer.bundle.path,
-        "parts": [
-            {"start": start, "bytes": size, "link": _encode_link(link)}
+    question = SendQuestion(
+        memory=memory,
+        snapshot=run.snapshot,
+        path=answer.bundle.path,
+        parts=[
+            OutgoingPart(start, size, _copy_link(link))
             for (_, start, size, _), link in zip(parts, links, strict=True)
             if link is not None
         ],
-    }
-    _check_length(request["parts"])
+    )
+    _check_length([part.link for part in question.parts])
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
     (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
     run.unclaimed |= {pack, index, ours}
-    await _ask_to_send(engine, sandbox, request)
+    await _ask_to_send(engine, sandbox, question)
     sandbox.transferred_bytes += answer.bundle.bytes
     await store.prepare()
     try:
@@ -75,10 +76,10 @@ async def receive_through_bucket(run: ExportRun, answer: ExportAnswer) -> tuple[
         raise NotDirect("what it says it sent is not there") from None
 
 
-async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]:
+async def make_links(engine: Engine, manifest: Manifest) -> list[IncomingPart]:
     """Build the links with which a sandbox fetches a snapshot: each index followed by its pack, in order. Raise
     ``NotDirect``."""
-    keys, parts = MemoryKeys.of(manifest.memory), []
+    keys, parts = MemoryKeys.of(manifest.memory), list[IncomingPart]()
     for pack in manifest.packs:
         for key, size, digest in (
             (keys.index(pack.id), pack.index_bytes, pack.index_sha256),
@@ -87,14 +88,14 @@ async def make_links(engine: Engine, manifest: Manifest) -> list[dict[str, Any]]
             link = await engine.repository.store.link_to_get(key, seconds=engine.timing.direct)
             if link is None:
                 raise NotDirect
-            parts.append({"bytes": size, "sha256": digest, "link": _encode_link(link)})
-    _check_length(parts)
+            parts.append(IncomingPart(size, digest, _copy_link(link)))
+    _check_length([part.link for part in parts])
     return parts
 
 
-def _check_length(parts: list[dict[str, Any]]) -> None:
+def _check_length(links: Sequence[protocol.Link | None]) -> None:
     """Raise ``NotDirect`` if the links do not fit into an environment variable."""
-    if len(encode_links(parts)) > LONGEST_VARIABLE:
+    if len(encode_links(links)) > LONGEST_VARIABLE:
         raise NotDirect("its links are too long")
 
 
@@ -106,9 +107,9 @@ async def _make_put_link(engine: Engine, key: str, size: int, sha256: str) -> Li
     return await engine.repository.store.link_to_put(key, size=size, sha256=sha256, seconds=engine.timing.direct)
 
 
-async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, request: dict[str, Any]) -> None:
+async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, question: SendQuestion) -> None:
     try:
-        answer, _ = await ask(sandbox, request, SendAnswer, timeout=engine.timing.command)
+        answer, _ = await ask(sandbox, question, SendAnswer, Asking(timeout=engine.timing.command))
     except ProgramFailed as problem:
         if problem.code in UNABLE:
             raise NotDirect(problem.message) from None
@@ -117,14 +118,8 @@ async def _ask_to_send(engine: Engine, sandbox: CountedSandbox, request: dict[st
         raise NotDirect("it has no Python any more")
 
 
-class SendAnswer(ProgramAnswer):
-    """The answer to a request to upload a bundle to the bucket."""
-
-    statuses = frozenset({"sent", "no-python", "error"})
-
-
-def _encode_link(link: Link) -> dict[str, Any]:
-    return {"url": link.url, "headers": dict(link.headers)}
+def _copy_link(link: Link) -> protocol.Link:
+    return protocol.Link(link.url, dict(link.headers))
 
 
 async def _chain_objects(store: Store, keys: list[str]) -> AsyncIterator[bytes]:

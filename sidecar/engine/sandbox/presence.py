@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, ProgramAnswer, ask, parse_answer
+from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, Asking, ask, parse_answer
 from sidecar.engine.sandbox.links import NotDirect
+from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.shell.scripts import build_tidy_script
 from sidecar.errors import (
     LimitExceeded,
@@ -25,6 +26,7 @@ from sidecar.errors import (
     SandboxGone,
     SidecarError,
 )
+from sidecar.format.protocol import Identity, RestoreAnswer, TidyQuestion
 from sidecar.host.files import Spool
 from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
@@ -61,17 +63,22 @@ class SandboxRun:
     scratch: Spool = field(init=False, repr=False)
     """The scratch folder of the operation, while it is open."""
 
-    def build_notes(self, store: str) -> dict[str, str]:
+    @property
+    def asking(self) -> Asking:
+        """How the sandbox is asked, unless a step says otherwise."""
+        return Asking(timeout=self.engine.timing.command, rules=build_rules(self.engine.layouts.values()))
+
+    def build_identity(self, store: str) -> Identity:
         """Build what the sandbox is to record about the memory. For a folder of this machine, that includes the host
         name."""
         ours = self.sandbox.ground(self.request.projects) is not None
-        return {
-            "store": store,
-            "memory": self.request.memory,
-            "sandbox": self.sandbox.ref,
-            "machine": socket.gethostname() if ours else "",
-            "conversation": self.request.conversation,
-        }
+        return Identity(
+            store=store,
+            memory=self.request.memory,
+            sandbox=self.sandbox.ref,
+            machine=socket.gethostname() if ours else "",
+            conversation=self.request.conversation,
+        )
 
 
 async def connect(sandbox: CountedSandbox) -> SandboxStatus:
@@ -115,24 +122,23 @@ async def _prolong_until_cancelled(run: SandboxRun, ends_at: float | None) -> No
             await asyncio.sleep(max(1.0, left / 2))
 
 
-async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> ProgramAnswer | None:
+async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> RestoreAnswer | None:
     """Remove what an operation left in the sandbox. Errors are ignored: the operation has already failed or is done.
 
     ``notes`` is what a sandbox without Python is to record about the memory. Return the answer of ``operation`` if that
     was a restore that completed but whose answer was lost.
     """
-    request = {
-        "do": "tidy",
-        "memory": run.request.memory,
-        "key": (key := build_memory_key(run.request.memory)),
-        "snapshot": run.snapshot,
-        "turn_wait": run.engine.timing.turn_wait,
-        "uploads": list(run.uploads),
-        "operation": operation,
-    }
+    question = TidyQuestion(
+        memory=run.request.memory,
+        snapshot=run.snapshot,
+        key=build_memory_key(run.request.memory),
+        turn_wait=run.engine.timing.turn_wait,
+        uploads=list(run.uploads),
+        operation=operation,
+    )
+    how = Asking(timeout=TIDY_SECONDS, shell=lambda: build_tidy_script(question, notes))
     try:
-        fallback = build_tidy_script(run.snapshot, run.uploads, key, notes)
-        answer, _ = await ask(run.sandbox, request, ProgramAnswer, timeout=TIDY_SECONDS, fallback=fallback)
+        answer, _ = await ask(run.sandbox, question, RestoreAnswer, how)
         return answer if answer.status in ("complete", "kept") else None
     except SidecarError:
         # Commands or their answers do not get through. File access may still work, both to delete the uploads and to
@@ -141,24 +147,24 @@ async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> 
             with contextlib.suppress(SidecarError):
                 await run.sandbox.remove(path)
         with contextlib.suppress(SidecarError):
-            return await _read_written_answer(run.sandbox, request) if operation else None
+            return await _read_written_answer(run.sandbox, question) if operation else None
         return None
 
 
-async def _read_written_answer(sandbox: CountedSandbox, request: dict[str, Any]) -> ProgramAnswer | None:
+async def _read_written_answer(sandbox: CountedSandbox, question: TidyQuestion) -> RestoreAnswer | None:
     """Return the answer that a restore wrote to a file when it had completed, if it is the answer of this operation."""
     text = b""
-    async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{request['key']}/answer")) as chunks:
+    async with contextlib.aclosing(sandbox.download(f"~/.cache/memory-sidecar/{question.key}/answer")) as chunks:
         async for chunk in chunks:
             text += chunk
             if len(text) > ANSWER_ALLOWANCE:
                 return None
     try:
         operation, value = json.loads(text)
-        value.update(memory=request["memory"], snapshot=request["snapshot"])
+        value.update(memory=question.memory, snapshot=question.snapshot)
     except (ValueError, TypeError, AttributeError):
         return None
-    return parse_answer(value, ProgramAnswer, request) if operation == request["operation"] else None
+    return parse_answer(value, RestoreAnswer, question) if operation == question.operation else None
 
 
 @asynccontextmanager

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
-from typing import Any
 
 from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
+from sidecar.format.protocol import Answer, ExportQuestion, RestoreQuestion, RootHint, TidyQuestion, encode
 from sidecar.format.roots import split_number, strip_below
 from sidecar.layouts import CoveredRules, Layout, RootSpec
 from sidecar.program.capture.walk import SQLITE_TAILS
@@ -26,7 +26,7 @@ MOST_KNOWN = 40
 
 
 def list_roots(
-    layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[Mapping[str, str]] = ()
+    layouts: Iterable[Layout], projects: list[str] | None, known: Sequence[RootHint] = ()
 ) -> list[tuple[str, Layout, RootSpec, str]]:
     """List every root that an export by shell can find: its name, its layout, its spec, and a shell word for its path.
 
@@ -53,14 +53,14 @@ def _list_projects(projects: list[str] | None) -> list[str | None]:
     return [None, "~"] if projects is None else [*projects]
 
 
-def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> dict[int, str]:
+def _find_known_places(root: RootSpec, known: Sequence[RootHint]) -> dict[int, str]:
     """Return shell words for the paths of the head's roots of this kind, by their number. A root outside of the home
     that no longer exists is looked for in the working folder."""
     places: dict[int, str] = {}
     for row in known[:MOST_KNOWN]:
-        base, number = split_number(row["name"])
-        if row["name"] == root.name or (number and base == root.name):
-            project = strip_below(row["hint"], root.below)
+        base, number = split_number(row.name)
+        if row.name == root.name or (number and base == root.name):
+            project = strip_below(row.hint, root.below)
             word = _quote_project(project)
             if not project.startswith("~"):
                 word = f'"$(if [ -d {word} ]; then printf %s {word}; else printf %s "$PWD"; fi)"'
@@ -68,10 +68,10 @@ def _find_known_places(root: RootSpec, known: Sequence[Mapping[str, str]]) -> di
     return places
 
 
-def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
-    """Build the script for an export request."""
-    roots = list_roots(layouts, request["projects"], request.get("roots", []))
-    lines = [*_build_common_lines(request)]
+def build_export_script(question: ExportQuestion, layouts: list[Layout]) -> str:
+    """Build the script for an export."""
+    roots = list_roots(layouts, question.projects, question.roots)
+    lines = [*_build_common_lines(question)]
     firsts: dict[str, int] = {}
     for number, (name, layout, root, place) in enumerate(roots, 1):
         first = firsts.setdefault(root.name, number)
@@ -83,7 +83,7 @@ def build_export_script(request: dict[str, Any], layouts: list[Layout]) -> str:
             _build_selection(number, layout, root, exporting=True) if first == number else f"as_{number}={first}"
         )
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
-    return "\n".join([build_tidy_script(request["snapshot"], ()), *lines, _load_script("export.sh")])
+    return "\n".join([_build_removal(question.snapshot), *lines, _load_script("export.sh")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,28 +106,27 @@ class Target:
     """The number of its project. A folder that is named for this number takes precedence over all other paths."""
 
 
-def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: str, size: int) -> str:
+def build_restore_script(question: RestoreQuestion, roots: list[Target], bundle: str, size: int) -> str:
     """Build the script for a restore to these targets."""
-    notes = json.dumps({**request["notes"], "reader": request["read_only"]})[:-1]
     lines = [
-        *_build_common_lines(request),
-        f"notes={shlex.quote(notes)}",
+        *_build_common_lines(question),
+        f"notes={shlex.quote(_begin_notes(question))}",
         f"bundle={shlex.quote(bundle)}",
         f"bytes={size}",
-        f"mode={request['mode']}",
+        f"mode={question.mode}",
     ]
     for name, value in (
-        ("stored", " ".join(request["stored"][request["key"]])),
-        ("heads", " ".join(request["heads"])),
-        ("keep", " ".join(request["keep"])),
-        ("saved", "yes" if request["saved"] else ""),
-        ("discard", "yes" if request["discard"] else ""),
-        ("reader", "yes" if request["read_only"] else ""),
-        ("aside_bytes", str(request["set_aside_bytes"])),
-        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{request['snapshot']}"),
+        ("stored", " ".join(question.stored[question.key])),
+        ("heads", " ".join(question.heads)),
+        ("keep", " ".join(question.keep)),
+        ("saved", "yes" if question.saved else ""),
+        ("discard", "yes" if question.discard else ""),
+        ("reader", "yes" if question.read_only else ""),
+        ("aside_bytes", str(question.set_aside_bytes)),
+        ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{question.snapshot}"),
     ):
         lines.append(f"{name}={shlex.quote(value)}")
-    lines += _build_assignments(request["projects"] or [], roots)
+    lines += _build_assignments(question.projects or [], roots)
     for number, target in enumerate(roots, 1):
         lines += [f"name_{number}={shlex.quote(target.name)}", f"folder_{number}={target.place}"]
         lines.append(f"needed_{number}={shlex.quote(chr(10).join(target.needed))}")
@@ -142,6 +141,20 @@ def build_restore_script(request: dict[str, Any], roots: list[Target], bundle: s
         lines.append(_build_selection(number, target.layout, target.root, target.covered, exporting=False))
     lines.append(f"roots={shlex.quote(' '.join(str(number) for number in range(1, len(roots) + 1)))}")
     return "\n".join([*lines, _load_script("restore.sh")])
+
+
+def _begin_notes(question: RestoreQuestion) -> str:
+    """Return the beginning of the notes: a JSON object to which the script adds the folders of the roots."""
+    told = question.identity
+    notes = {
+        "store": told.store,
+        "memory": told.memory,
+        "sandbox": told.sandbox,
+        "machine": told.machine,
+        "conversation": told.conversation,
+        "reader": question.read_only,
+    }
+    return json.dumps(notes)[:-1]
 
 
 def _build_assignments(given: Sequence[str], roots: Sequence[Target]) -> list[str]:
@@ -165,18 +178,33 @@ def _strip_below(hint: str, below: str) -> str:
     return hint.removesuffix(f"/{below}") if below else hint
 
 
-def build_tidy_script(snapshot: str, uploads: Sequence[str], key: str = "", notes: str = "") -> str:
+def build_tidy_script(question: TidyQuestion, notes: str = "") -> str:
     """Build the script that removes the work folders and uploads of a snapshot that is no longer waited for, and that
-    records ``notes``, if any, about the memory with this ``key``."""
-    lines = [
-        'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
-        f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
-        "done",
-    ]
+    records ``notes``, if any, about the memory."""
+    lines = [_build_removal(question.snapshot)]
     if notes:
-        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(key)}/notes'
+        place = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/"{shlex.quote(question.key)}/notes'
         lines.append(f"rm -f {place}.new; printf '%s' {shlex.quote(notes)} > {place}.new && mv -f {place}.new {place}")
-    return "\n".join([*lines, *(f"rm -f {shlex.quote(path)}" for path in uploads)])
+    answer = encode(Answer("tidy", question.memory, question.snapshot)).decode()
+    frame = "'\\nmemory-sidecar %s begin\\n%s\\nmemory-sidecar %s end\\n'"
+    return "\n".join(
+        [
+            *lines,
+            *(f"rm -f {shlex.quote(path)}" for path in question.uploads),
+            f'printf {frame} "$nonce" {shlex.quote(answer)} "$nonce"',
+        ]
+    )
+
+
+def _build_removal(snapshot: str) -> str:
+    """Build the lines that remove the work folders of a snapshot that is no longer waited for."""
+    return "\n".join(
+        [
+            'for keep in "${XDG_CACHE_HOME:-$HOME/.cache}"/memory-sidecar/work-*/keep; do',
+            f'if [ -f "$keep" ] && [ "$(cat "$keep")" = {shlex.quote(snapshot)} ]; then rm -rf "${{keep%/keep}}"; fi',
+            "done",
+        ]
+    )
 
 
 def build_place(
@@ -326,16 +354,14 @@ eval "project_$1=\\$other given_$number=''"
 project's former path (``same``), else the n-th, else the next one left (``next_one``)."""
 
 
-def _build_common_lines(request: dict[str, Any]) -> list[str]:
+def _build_common_lines(question: ExportQuestion | RestoreQuestion) -> list[str]:
     """Build the lines that the scripts of an export and a restore have in common."""
-    echo = json.dumps({"memory": request["memory"], "snapshot": request["snapshot"]})[1:-1]
-    key, snapshot = shlex.quote(request["key"]), request["snapshot"]
-    wait = math.ceil(request.get("turn_wait", 0))
+    echo = json.dumps({"memory": question.memory, "snapshot": question.snapshot})[1:-1]
     return [
         f"echo_back={shlex.quote(echo)}",
-        f"key={key}",
-        f"snapshot={snapshot}",
-        f"turn_wait={wait}",
+        f"key={shlex.quote(question.key)}",
+        f"snapshot={question.snapshot}",
+        f"turn_wait={math.ceil(question.turn_wait)}",
         FIRST,
         MARKED,
         LOOK,

@@ -10,8 +10,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict
 
-from sidecar.format import index
-from sidecar.format.packs import Packer
+from sidecar.format import index, protocol
+from sidecar.format.protocol import ExportAnswer, ExportQuestion, FoundDatabase
 from sidecar.format.refusal import Refusal
 from sidecar.program import cache, places
 from sidecar.program.capture import reader
@@ -20,6 +20,7 @@ from sidecar.program.limits.fit import ExportLimits
 from sidecar.program.scratch import Scratch
 
 if TYPE_CHECKING:
+    from sidecar.format.packs import Packer
     from sidecar.program.privacy.screen import Screen
 
 PERMISSIONS = 0o777
@@ -31,19 +32,21 @@ class ExportBuilder:
     """What an export has collected so far: its entries, how they differ from the base, and its warnings."""
 
     def __init__(
-        self, request: dict[str, Any], scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
+        self, question: ExportQuestion, scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
     ) -> None:
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
         self.skipped = Skipped()
         self.warnings: list[str] = []
-        self.databases: list[dict[str, Any]] = []
+        self.databases: list[FoundDatabase] = []
         self.total = 0
         self.refreshed = False
-        self.bundle = Bundle(scratch, request.get("zstd", True))
+        self.bundle = Bundle(scratch)
         self.screened: Screen | None = None
-        self._request = request
+        self._question = question
         self._work = scratch.work
+        self._strict = scratch.contained.beneath is not None
+        """This is a folder among others on a machine: what a link leads to may belong to somebody else."""
         self._fit = fit
         self._base = base
         self._looked_at = looked_at
@@ -54,7 +57,7 @@ class ExportBuilder:
         if self.screened is None:
             from sidecar.program.privacy.screen import Screen
 
-            self.screened = Screen(self._request["privacy"], self._work, self.skipped)
+            self.screened = Screen(self._question.privacy, self._work, self.skipped)
         return self.screened
 
     def take(self, found: FoundPath) -> None:
@@ -94,7 +97,7 @@ class ExportBuilder:
             self._count(found, same.entry.size)
             self.entries[found.path] = same
             if is_database:
-                self.databases.append({"path": found.path, "method": "unchanged", "check": "ok"})
+                self.databases.append(FoundDatabase(found.path, "unchanged", "ok"))
                 self._warn_of_free_pages(found, found.place)
             return
         if found.root.rules.careful(found.relative):
@@ -141,8 +144,7 @@ class ExportBuilder:
         signature = backup.compute_database_signature(found.place)
         target = os.path.join(self._work, "database")
         emptied = found.root.rules.emptied(found.relative)
-        strict = "contained" in self._request
-        copied = backup.copy_database(found.place, target, self._request["database_wait"], emptied, strict)
+        copied = backup.copy_database(found.place, target, self._question.database_wait, emptied, self._strict)
         if emptied and copied.check != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
             os.unlink(target)
@@ -161,10 +163,10 @@ class ExportBuilder:
             first += SCRUBBED
         if emptied:
             self.screen.note_filtered(contents, known)
-        row: dict[str, Any] = {"path": found.path, "method": "online-backup", "check": copied.check}
+        row = FoundDatabase(found.path, "online-backup", copied.check)
         schema = found.root.layout.get("schemas", {}).get(found.relative)
         if schema is not None and copied.check == "ok":
-            row["schema"] = backup.query_number(target, schema)
+            row.schema = backup.query_number(target, schema)
         self.databases.append(row)
         size = contents.size
         self._count(found, size)
@@ -279,9 +281,8 @@ class Bundle:
     """The bundle being written; it is created with the first thing that is packed. ``carried`` is how many bytes of
     each path are in it."""
 
-    def __init__(self, scratch: Scratch, zstd: bool) -> None:
+    def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
-        self._zstd = zstd
         self._path = os.path.join(scratch.work, "bundle")
         self._packer: Packer | None = None
         self._file: BinaryIO | None = None
@@ -291,8 +292,10 @@ class Bundle:
     def packer(self) -> Packer:
         """The packer; the file is created on first use."""
         if self._packer is None:
+            from sidecar.format.packs import Packer
+
             self._file = open(places.create_file(self._path), "wb", buffering=0)
-            self._packer = Packer(self._file, self._zstd)
+            self._packer = Packer(self._file)
         return self._packer
 
     def add(self, entry: index.Entry, blocks: list[int] | None, stream: BinaryIO, length: int) -> None:
@@ -306,8 +309,8 @@ class Bundle:
             self._packer.abandon()
             os.unlink(self._path)
 
-    def finish(self, changes: index.Index) -> dict[str, Any]:
-        """Complete the pack, append its index, and return the sizes and hashes of both."""
+    def finish(self, changes: index.Index, answer: ExportAnswer) -> None:
+        """Complete the pack and append its index. Put the sizes and hashes of both into the answer."""
         codec = self.packer.finish()
         assert self._file is not None
         self._file.close()
@@ -323,11 +326,9 @@ class Bundle:
                 index_digest.update(chunk)
                 whole.update(chunk)
         self._scratch.give_to_user(self._path)
-        return {
-            "kind": changes.kind,
-            "codec": codec,
-            "pack_bytes": pack_size,
-            "pack_sha256": pack_digest.hexdigest(),
-            "index_sha256": index_digest.hexdigest(),
-            "bundle": {"path": self._path, "bytes": os.path.getsize(self._path), "sha256": whole.hexdigest()},
-        }
+        answer.kind = changes.kind
+        answer.codec = codec
+        answer.pack_bytes = pack_size
+        answer.pack_sha256 = pack_digest.hexdigest()
+        answer.index_sha256 = index_digest.hexdigest()
+        answer.bundle = protocol.Bundle(self._path, os.path.getsize(self._path), whole.hexdigest())

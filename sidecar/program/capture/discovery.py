@@ -6,6 +6,7 @@ import os
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from sidecar.format.patterns import Rules, compile_patterns
+from sidecar.format.protocol import LayoutRules, RootHint
 from sidecar.format.roots import MOST_PROJECTS, add_number, get_stem, make_hint, resolve_hint, split_number, strip_below
 from sidecar.program.capture.project_folders import FileName, find_project_paths
 from sidecar.program.capture.projects import find_projects, is_marked, list_markers
@@ -273,14 +274,14 @@ def _holds_any(folder: str, patterns: Iterable[str]) -> bool:
 
 
 def find_known_roots(
-    layouts: list[dict[str, Any]], noted: Dict[str, str], head: list[dict[str, str]], projects: List[str], home: str
+    layouts: list[LayoutRules], noted: Dict[str, str], head: List[RootHint], projects: List[str], home: str
 ) -> Known:
     """Return the roots that a memory has had and where they are here: from this sandbox's notes, then where those of
     the head were."""
     specs = {spec["name"]: spec for layout in layouts for spec in layout["roots"]}
     known = list(noted.items())
     for root in head:
-        name, hint = root["name"], root["hint"]
+        name, hint = root.name, root.hint
         spec = specs.get(get_stem(name, specs), {})
         place = os.path.realpath(resolve_hint(hint, home))
         if spec.get("project") and not hint.startswith("~") and not os.path.isdir(place):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.format import index
 from sidecar.format.patterns import is_secret
+from sidecar.format.protocol import ExportAnswer, ExportQuestion, FoundRoot, Rules
 from sidecar.format.roots import get_root, get_stem
 from sidecar.program import cache, notes
 from sidecar.program.capture import project_folders
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 WAITS = "waits for its restore"
 TOO_LARGE = "larger than limits.file_bytes"
 GAVE_WAY = "another one was here when the memory was restored"
+MOST_WARNINGS = 100
 MOST_DATABASES = 50
 """At most this many databases that are not part of a layout are named."""
 
@@ -48,10 +50,20 @@ class BaseUnusable(Exception):
 
 
 class Export:
-    """One export. ``request`` is what the sidecar asked for; ``run`` returns the answer."""
+    """One export. ``unusable`` are the snapshots that it must not build on; ``run`` returns the answer."""
 
-    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str, fit: ExportLimits) -> None:
-        self.request = request
+    def __init__(
+        self,
+        question: ExportQuestion,
+        rules: Rules,
+        scratch: Scratch,
+        home: str,
+        fit: ExportLimits,
+        unusable: list[str],
+    ) -> None:
+        self.question = question
+        self.layouts = rules.select(question.layouts)
+        self.elsewhere = rules.list_others(question.layouts)
         self.scratch = scratch
         self.fit = fit
         self.home = home
@@ -65,11 +77,11 @@ class Export:
         ]
         self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
         """Roots that were not restored because their projects were missing: what the base has of them stays."""
-        self.lineage = cache.find_lineage(scratch.memory, request["known"])
-        usable = bool(self.lineage) and self.lineage[0] not in request.get("unusable", [])
+        self.lineage = cache.find_lineage(scratch.memory, question.known)
+        usable = bool(self.lineage) and self.lineage[0] not in unusable
         self.base = cache.load_base(scratch.memory, self.lineage) if usable else None
-        self.rules = hashlib.sha256(json.dumps(request["layouts"], sort_keys=True).encode()).hexdigest()
-        self.policy: str = request["privacy"]["policy"]
+        self.rules = hashlib.sha256(json.dumps(self.layouts, sort_keys=True).encode()).hexdigest()
+        self.policy = question.privacy.policy
         self.looked_at = self.base is not None and self.base.policy == self.policy
         if self.base is not None and not self.looked_at:
             self.base = self.base._replace(taken=0)  # nothing counts as unchanged: all is read again
@@ -79,53 +91,52 @@ class Export:
         """Paths that stay as the base has them although something else is in their place in this sandbox."""
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
-        self.taking = ExportBuilder(request, scratch, fit, self.base, self.looked_at)
+        self.taking = ExportBuilder(question, scratch, fit, self.base, self.looked_at)
         self.taking.skipped = Skipped(self.roots)
         self.taking.warnings += found.warnings
 
     def _find_roots(self) -> FoundRoots:
         """Find the roots in this sandbox, without projects that belong to other memories."""
-        request, home = self.request, self.home
-        told = request.get("notes") or {}
+        question, home = self.question, self.home
         # A copy of a sandbox, for example one made from a template, has the notes of its original.
-        mine = self.noted is not None and self.noted.current and self.noted.sandbox == told.get("sandbox", "")
+        mine = self.noted is not None and self.noted.current and self.noted.sandbox == question.identity.sandbox
         noted = self.noted.roots if mine and self.noted is not None else {}
-        hints = request.get("project_hints", [])
-        known = find_known_roots(request["layouts"], noted, request.get("roots", []), hints, home)
-        elsewhere = request.get("elsewhere", [])
-        found = find_roots(request["layouts"], request["projects"], home, self.scratch.contained, known, elsewhere)
+        known = find_known_roots(self.layouts, noted, question.roots, question.project_hints, home)
+        found = find_roots(self.layouts, question.projects, home, self.scratch.contained, known, self.elsewhere)
         return self._drop_other_projects(found, {place for _, place in known})
 
     def _drop_other_projects(self, finding: FoundRoots, own: set[str]) -> FoundRoots:
         """Remove projects that were not named and that belong to another memory, according to this sandbox's notes."""
-        told = self.request.get("notes")
-        if told is None or not any(root.found for root in finding.roots):
+        if not any(root.found for root in finding.roots):
             return finding
-        others = notes.read_others(self.scratch.base, self.scratch.memory).values()
-        owners = {
-            place: other.memory for other in notes.list_others_here(told, others) for place in other.roots.values()
-        }
+        others = notes.list_others_here(
+            self.question.identity, notes.read_others(self.scratch.base, self.scratch.memory).values()
+        )
+        owners = {place: other.memory for other in others for place in other.roots.values()}
         theirs = [root for root in finding.roots if root.found and root.place in owners and root.place not in own]
         warnings = ["%s holds the memory %s, and was left out." % (root.hint, owners[root.place]) for root in theirs]
         roots = [root for root in finding.roots if root not in theirs]
         return finding._replace(roots=roots, warnings=finding.warnings + warnings)
 
-    def run(self) -> dict[str, Any]:
-        """Export, then write the notes. Return the answer."""
+    def run(self) -> ExportAnswer:
+        """Export, then write the notes. Return the answer.
+
+        A trial leaves the notes and the cache as they are: what it brings is looked at and not stored.
+        """
         answer = self._run()
-        noted, warnings = self._write_notes()
-        answer.update(noted, warnings=answer["warnings"] + warnings)
+        if not self.question.trial:
+            self._write_notes(answer)
         return answer
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self) -> ExportAnswer:
         """Collect all paths and finish the bundle; the answer's status is "changed", "unchanged" or "refused"."""
-        self.taking.warnings += describe_absent(self.request["projects"], self.home)
+        self.taking.warnings += describe_absent(self.question.projects, self.home)
         for root in self.roots:
             if "worker" in root.layout:
                 from sidecar.program.worker.worker import wait_until_drained
 
                 self.taking.warnings += wait_until_drained(
-                    root, self.request["worker_wait"], "they are not in this snapshot"
+                    root, self.question.worker_wait, "they are not in this snapshot"
                 )
         for one in self._find_paths():
             if one.path not in self.dropped and not self._keeps_base_version(one):
@@ -146,7 +157,7 @@ class Export:
                 self._remember(self.base.snapshot)
             return self._build_answer("unchanged")
         answer = self._finish(gone)
-        self._remember(self.request["snapshot"])
+        self._remember(self.question.snapshot)
         return answer
 
     def _find_paths(self) -> list[FoundPath]:
@@ -178,7 +189,7 @@ class Export:
         told = "%s has %s bytes, and was left out alone: limits.file_bytes allows %s." % (
             found.path,
             format(self.fit.sizes.get(found.path, found.status.st_size), ","),
-            format(self.fit.of(found.root.layout["name"])["file_bytes"], ","),
+            format(self.fit.of(found.root.layout["name"]).file_bytes, ","),
         )
         self.taking.warnings += [told] if told not in self.taking.warnings else []
         return True
@@ -202,7 +213,7 @@ class Export:
     def _list_gone(self) -> list[str]:
         """Return what the base has and the sandbox has not. Roots of layouts that were not asked for, and roots
         withheld from this sandbox, stay as the base has them."""
-        asked = {spec["name"] for layout in self.request["layouts"] for spec in layout["roots"]}
+        asked = {spec["name"] for layout in self.layouts for spec in layout["roots"]}
         gone = []
         for path, row in self.base.entries.items() if self.base is not None else ():
             if path in self.taking.entries:
@@ -218,9 +229,10 @@ class Export:
 
     def _remember(self, snapshot: str) -> None:
         """Write the cache's index for this snapshot."""
+        if self.question.trial:
+            return
         base = cache.Base(snapshot, self.started, self.taking.entries, rules=self.rules, policy=self._name_policy())
-        heads = self.request.get("notes", {}).get("heads", [])
-        origin = next((one for one in self.lineage if one in heads), "")
+        origin = next((one for one in self.lineage if one in self.question.identity.heads), "")
         cache.write_exported(self.scratch.memory, base, self.base, origin)
 
     def _name_policy(self) -> str:
@@ -228,74 +240,66 @@ class Export:
         another one."""
         return self.policy if self.looked_at or not self.stays[1] else ""
 
-    def _finish(self, gone: list[str]) -> dict[str, Any]:
+    def _finish(self, gone: list[str]) -> ExportAnswer:
         """Complete the bundle and return the answer that describes it."""
+        answer = self._build_answer("changed")
         kind = "delta" if self.base is not None else "full"
-        told = self.taking.bundle.finish(index.Index(kind, self.taking.changes, gone))
-        self.fit.check_pack(told["bundle"]["bytes"], self.taking.bundle.carried)
-        return dict(
-            self._build_answer("changed"),
-            projects=name_projects(self.request["projects"], self.home),
-            keyed=match_keyed_folders(self.roots, self.projects, self.home, self.taking.entries),
-            versions={root.name: find_version(root.layout, self.home) for root in self.roots},
-            **told,
-        )
+        self.taking.bundle.finish(index.Index(kind, self.taking.changes, gone), answer)
+        assert answer.bundle is not None
+        self.fit.check_pack(answer.bundle.bytes, self.taking.bundle.carried)
+        answer.projects = name_projects(self.question.projects, self.home)
+        answer.keyed = match_keyed_folders(self.roots, self.projects, self.home, self.taking.entries)
+        answer.versions = {root.name: find_version(root.layout, self.home) for root in self.roots}
+        return answer
 
-    def _write_notes(self) -> tuple[dict[str, Any], list[str]]:
-        """Write the notes. Return the notes as they were before, and warnings.
+    def _write_notes(self, answer: ExportAnswer) -> None:
+        """Write the notes, and put the notes as they were before into the answer.
 
         An export that is refused because another memory owns these folders does not make this memory their owner.
         """
-        told = self.request.get("notes")
-        if told is None:
-            return {}, []
+        told = self.question.identity
         folders = {root.name: root.place for root in self._list_held_roots()}
         others = list(notes.read_others(self.scratch.base, self.scratch.memory).values())
         objection = notes.find_objection(told, self.noted, others, folders, self.lineage)
         now = notes.build_after_export(told, self.noted, folders)
-        if objection and objection not in told["allow"]:
+        if objection and objection not in told.allow:
             now = self.noted or now._replace(current=False)
-        warnings = notes.write_or_warn(self.scratch.memory, now) if now != self.noted else []
-        holders = notes.find_owners(told, others, folders)
-        before = {
-            "notes": self.noted and self.noted.as_dict(),
-            "others": [other.as_dict() for other in holders[: notes.MOST_TOLD]],
-            "folders": folders,
-        }
-        return before, warnings
+        answer.warnings += notes.write_or_warn(self.scratch.memory, now) if now != self.noted else []
+        answer.notes = self.noted.tell() if self.noted is not None else None
+        answer.others = [other.tell() for other in notes.find_owners(told, others, folders)[: notes.MOST_TOLD]]
+        answer.folders = folders
 
     def _list_held_roots(self) -> list[Root]:
         """Return the roots in which something was found."""
-        return [root for root in self.roots if any(path.startswith(root.name + "/") for path in self.taking.entries)]
+        names = {get_root(path) for path in self.taking.entries}
+        return [root for root in self.roots if root.name in names]
 
-    def _build_answer(self, status: str) -> dict[str, Any]:
-        """Return the answer's common fields."""
-        taking, screened = self.taking, self.taking.screened
-        return {
-            "status": status,
-            "base": self.base.snapshot if self.base is not None else "",
-            "lineage": self.lineage,
-            "reader": notes.is_reader(self.scratch.memory),
-            "files": sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
-            "bytes": taking.total,
-            "roots": [
-                {"name": root.name, "layout": root.layout["name"], "hint": root.hint}
-                for root in self._list_held_roots()
-            ],
-            "databases": taking.databases,
-            "skipped": taking.skipped.rows,
-            "skipped_more": taking.skipped.more,
-            "not_taken": taking.skipped.passed,
-            "databases_not_taken": taking.skipped.databases[:MOST_DATABASES],
-            "warnings": (taking.warnings + (screened.report.warnings if screened is not None else []))[:100],
-            "policy": self._name_policy(),
-            **(screened.report.answer() if screened is not None else {}),
-            **self._describe_left_out(),
-        }
+    def _build_answer(self, status: str) -> ExportAnswer:
+        """Return the answer, without what only a finished bundle has."""
+        taking, question = self.taking, self.question
+        answer = ExportAnswer(
+            status,
+            question.memory,
+            question.snapshot,
+            base=self.base.snapshot if self.base is not None else "",
+            lineage=self.lineage,
+            reader=notes.is_reader(self.scratch.memory),
+            files=sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
+            bytes=taking.total,
+            roots=[FoundRoot(root.name, root.layout["name"], root.hint) for root in self._list_held_roots()],
+            databases=taking.databases,
+            skipped=taking.skipped.rows,
+            skipped_more=taking.skipped.more,
+            not_taken=taking.skipped.passed,
+            databases_not_taken=taking.skipped.databases[:MOST_DATABASES],
+            warnings=list(taking.warnings),
+            policy=self._name_policy(),
+        )
+        if taking.screened is not None:
+            taking.screened.report.tell(answer)
+        if self.dropped:
+            from sidecar.program.limits.trim import describe_dropped
 
-    def _describe_left_out(self) -> dict[str, Any]:
-        if not self.dropped:
-            return {}
-        from sidecar.program.limits.trim import describe_dropped
-
-        return describe_dropped(self.dropped.values())
+            describe_dropped(self.dropped.values(), answer)
+        del answer.warnings[MOST_WARNINGS:]
+        return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from types import MappingProxyType
-from typing import Any, Container, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from sidecar.format.patterns import Rules, is_secret
 from sidecar.format.refusal import Refusal
@@ -217,18 +217,26 @@ def relate_roots(roots: list[Root]) -> list[Root]:
     by_folder: Dict[str, List[Root]] = {}
     for root in sorted(roots, key=rank):
         by_folder.setdefault(root.folder, []).append(root)
+    order = {root.name: number for number, root in enumerate(roots)}
     shared = []
     for root in roots:
         same = by_folder[root.folder]
         at = same.index(root)
         rules = [each.rules for each in same]
+        outer = [each for folder in _iterate_parents(root.folder) for each in by_folder.get(folder, ())]
         above = [
             OuterRules(each.rules, root.folder[len(each.folder) :].strip("/"))
-            for each in roots
-            if each.folder != root.folder and is_in(root.folder, each.folder)
+            for each in sorted(outer, key=lambda each: order[each.name])
         ]
         shared.append(root._replace(before=(*above, *rules[:at]), beside=tuple(rules[at + 1 :])))
     return shared
+
+
+def _iterate_parents(folder: str) -> Iterator[str]:
+    """Yield the folders that a folder is in, from the inside."""
+    while folder != "/":
+        folder = os.path.dirname(folder)
+        yield folder
 
 
 def find_working_folder(home: str) -> str:

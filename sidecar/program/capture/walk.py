@@ -11,6 +11,7 @@ import stat
 from typing import TYPE_CHECKING, Iterable, Iterator, NamedTuple
 
 from sidecar.format.patterns import is_secret
+from sidecar.format.protocol import SkippedPath
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.capture.roots import Root
@@ -53,7 +54,7 @@ class Skipped:
     """What was left out and why; beyond a bound it is only counted."""
 
     def __init__(self, roots: Iterable[Root] = ()) -> None:
-        self.rows: list[dict[str, str]] = []
+        self.rows: list[SkippedPath] = []
         self.more = 0
         self.reasons: dict[str, int] = {}
         self.passed: dict[str, int] = {}
@@ -67,7 +68,7 @@ class Skipped:
         """Record that a path was left out."""
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if len(self.rows) < MOST_SKIPPED:
-            self.rows.append({"path": path, "reason": reason})
+            self.rows.append(SkippedPath(path, reason))
         else:
             self.more += 1
 

@@ -7,6 +7,7 @@ import stat
 from typing import Any, Dict, Iterable
 
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import LimitTable
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.capture.roots import Root
@@ -86,9 +87,9 @@ def _build_limits(fit: ExportLimits, layouts: Iterable[str]) -> list[Limit]:
                 "limits.packed_bytes",
                 "limit-packed",
                 fit.may_carry,
-                "packed_bytes" in whole["trim"],
+                "packed_bytes" in whole.trim,
                 lambda row: carried.get(row.path, 0),
-                says=says_packed % (format(fit.packed, ","), format(whole["packed_bytes"], ",")),
+                says=says_packed % (format(fit.packed, ","), format(whole.packed_bytes, ",")),
                 surely=fit.carried_last,
             )
         )
@@ -106,11 +107,9 @@ WEIGHTS = {
 OF_EACH_FILE = ("file_bytes", "depth")
 
 
-def _build_limit(
-    key: str, own: str, table: dict[str, Any], layouts: Any = None, taken: int = 0, says: str = ""
-) -> Limit:
+def _build_limit(key: str, own: str, table: LimitTable, layouts: Any = None, taken: int = 0, says: str = "") -> Limit:
     code, each = "limit-" + key.replace("_", "-"), key in OF_EACH_FILE
-    limit = Limit(own + key, code, table[key], key in table["trim"], WEIGHTS[key], each, layouts, taken)
+    limit = Limit(own + key, code, getattr(table, key), key in table.trim, WEIGHTS[key], each, layouts, taken)
     return limit._replace(says=says) if says else limit
 
 

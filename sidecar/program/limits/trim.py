@@ -6,9 +6,9 @@ as a whole.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
+from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
 
+from sidecar.format.protocol import DroppedPath, ExportAnswer, encode
 from sidecar.format.refusal import Refusal
 from sidecar.program.limits.tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
 
@@ -170,20 +170,16 @@ def _is_over(limit: Limit, unit: _Unit) -> bool:
     return any(limit.of(row) > limit.most for row in unit.rows)
 
 
-def describe_dropped(dropped: Iterable[Dropped]) -> dict[str, Any]:
-    """Describe what was left out: a bounded list of paths, and totals of all."""
+def describe_dropped(dropped: Iterable[Dropped], answer: ExportAnswer) -> None:
+    """Describe in the answer what was left out: a bounded list of paths, and totals of all."""
     all_rows, text = list(dropped), 0
-    rows: list[dict[str, Any]] = []
     for row in all_rows:
-        told = row._asdict()
-        text += len(json.dumps(told))
-        if len(rows) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
+        told = DroppedPath(*row)
+        text += len(encode(told))
+        if len(answer.dropped) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
             break
-        rows.append(told)
+        answer.dropped.append(told)
     files = [row for row in all_rows if not row.path.endswith("/")]
-    return {
-        "dropped": rows,
-        "dropped_more": len(all_rows) - len(rows),
-        "dropped_files": len(files),
-        "dropped_bytes": sum(row.bytes for row in files),
-    }
+    answer.dropped_more = len(all_rows) - len(answer.dropped)
+    answer.dropped_files = len(files)
+    answer.dropped_bytes = sum(row.bytes for row in files)

@@ -2,9 +2,17 @@
 
 Tags may be in any case, have blanks and attributes, and be escaped as JSON escapes them, once or several times
 (``\\u003cprivate\\u003e``, ``<\\/private>``). A tag opens as soon as a blank or ``>`` follows its name; its attributes
-are removed with the block. Blocks may be nested: the outermost is removed with all it contains. A block that is never
-closed extends to the end of the text; in a JSON string, to the end of that string, so that JSON stays JSON. If
-something follows that quote which cannot follow it in JSON, the text was not JSON after all.
+are removed with the block. Blocks may be nested: the outermost is removed with all it contains. Inside a JSON string a
+block ends with that string at the latest, so that JSON stays JSON. If something follows that quote which cannot follow
+it in JSON, the text was not JSON after all.
+
+Not every tag opens a passage, because texts are written about tags:
+
+- One in quotes (``"<private>"``) is only mentioned, and is no tag at all.
+- One that is never closed opens a passage if it is at the beginning of a line, or in JSON: the passage was cut off, or its
+  end was forgotten. It extends to the end of the text, or of the JSON string.
+- Elsewhere, if the word "tag" or the like follows, it is mentioned too. If not, it may be either, and the rest of its
+  paragraph is removed: what comes after may be private, but it may also be most of a memory.
 
 The result depends on the text alone, however it is cut into pieces, and removing again changes nothing.
 """
@@ -13,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from functools import lru_cache
 from typing import Callable, Dict, List, Pattern, Tuple
 
@@ -21,6 +30,12 @@ LONGEST_RUN = 32
 """Backslashes allowed before what they escape."""
 HOLD = 8 * 1024
 """No tag is longer: this many bytes are held back until it is known what follows them."""
+LOOKAHEAD = 4 << 20
+"""So much is read to see whether a tag within a line is closed. If there is more, it is taken for the beginning of a long
+passage."""
+TAIL = 256
+"""So many bytes before a tag are searched for the beginning of its line."""
+CLOSED, UNCLOSED, MENTIONED = "private", "private-unclosed", "private-mentioned"
 
 _LESS, _MORE = rb"(?:<|\\{1,32}u003[cC])", rb"(?:>|\\{1,32}u003[eE])"
 _BLANK = rb"(?:[ \t\r\n\f\v]|\\{1,32}(?:[tnrf]|u00(?:0[9aAbBcCdD]|20)))"
@@ -37,8 +52,16 @@ _ESCAPED = rb"(?s)\\."
 _AFTER_STRING = rb'"[ \t\r]{0,64}(?:\n|[}\]]|\Z|[,:][ \t\r\n]{0,1024}(?:["{[0-9-]|true|false|null))'
 _JSON_ENDS = (".json", ".jsonl", ".ndjson", ".jsonlines", ".geojson", ".ipynb")
 
-Found = Callable[[int, bool], None]
-"""A callback that receives the line of each passage, counted in the result, and whether it was closed."""
+_LINE_END = rb"(?:\r?\n|\r)"
+# What may be before a passage on its line: signs of lists, quotations and headings.
+_LINE_BEGINS = rb"(?:\A|\n|\r)[ \t>*+#-]{0,100}(?:[0-9]{1,3}[.)][ \t]{0,8})?(?:\[[ xX]\][ \t]{0,8})?\Z"
+# The end of a line after which another paragraph begins: an empty line, or signs of a list, quotation, heading or table.
+_PARAGRAPH_ENDS = _LINE_END + rb"(?=[ \t]{0,100}(?:[\r\n*+>#|`-]|[0-9]{1,3}[.)][ \t]|\Z))"
+_MENTION = rb"[ ](?:tags?|blocks?|markers?|elements?|sections?|passages?|syntax)(?![A-Za-z0-9])"
+_QUOTE = rb"\\{0,32}([\"'`])"
+
+Found = Callable[[int, str], None]
+"""A callback that receives the line of each tag, counted in the result, and what it was."""
 
 
 @lru_cache(maxsize=None)
@@ -48,8 +71,19 @@ def _compile(text: bytes) -> Pattern[bytes]:
 
 
 def may_hold(data: bytes) -> bool:
-    """Return whether the data contains an opening tag."""
-    return bool(_compile(_PLAIN).search(data) or _compile(_AS_JSON).search(data))
+    """Return whether the data contains an opening tag that is not in quotes, or an escaped one."""
+    if _compile(_AS_JSON).search(data):
+        return True
+    return any(
+        not _is_quoted(data[max(0, tag.start() - 1) : tag.start()], data, tag.end())
+        for tag in _compile(_PLAIN).finditer(data)
+    )
+
+
+def _is_quoted(before: bytes, data: bytes, end: int) -> bool:
+    """Return whether a tag that ends at ``end``, and has this before it, is in quotes."""
+    quote = _compile(_QUOTE).match(data, end) if before.endswith((b'"', b"'", b"`")) else None
+    return quote is not None and before.endswith(quote.group(1)) and not data[end - 1 : end].isspace()
 
 
 def is_json(name: str) -> bool:
@@ -87,34 +121,49 @@ class PrivateFilter:
         """Where that string ends, in the current piece."""
         self._ahead: Dict[bytes, Tuple[int, int]] = {}
         """The next tag of either form in it, if it was searched for."""
+        self._pairs: Dict[int, Tuple[int, int]] | None = None
+        """Its blocks: where an opening tag ends, where it begins and where its closing tag ends."""
+        self._skipped = b""
+        """The last byte before the current piece, if it was removed."""
         self._line = 1
+        self._tail = b""
+        self._whole = True
+        """The tail is all that was returned so far."""
         self._out: List[bytes] = []
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
         """Take a piece and return what is certain to stay; with ``last``, all that is left."""
         buffer = self._buffer + data
         limit = len(buffer) if last else len(buffer) - HOLD
-        at, self._end, self._ahead = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}
+        at, self._end, self._ahead, self._pairs = 0, -1, {_PLAIN: (-1, -1), _AS_JSON: (-1, -1)}, None
         while at < limit or (last and self._depth):
             before = at, self._depth, self._bound
-            at = self._feed_within(buffer, at, limit, last) if self._depth else self._feed_outside(buffer, at, limit)
+            at = self._feed_within(buffer, at, limit, last) if self._depth else self._feed_outside(buffer, at, last)
             if (at, self._depth, self._bound) == before:
                 break
-        self._buffer = buffer[at:]
+        self._buffer, self._skipped = buffer[at:], buffer[at - 1 : at] if at else self._skipped
         out, self._out = b"".join(self._out), []
         return out
 
-    def _feed_outside(self, buffer: bytes, at: int, limit: int) -> int:
-        """Pass text through up to the next opening tag."""
+    def _feed_outside(self, buffer: bytes, at: int, last: bool) -> int:
+        """Pass text through up to the next opening tag, and decide what that is."""
+        limit = len(buffer) if last else len(buffer) - HOLD
         begin, end = self._find_opening(buffer, at)
         if begin >= limit:
             self._emit(buffer[at:limit])
             return max(at, limit)
         start = _find_tag_start(buffer, begin)
         self._emit(buffer[at:start])
+        if _is_quoted(self._tail[-1:], buffer, end):
+            self._emit(buffer[start:end])
+            return end
         # If a line ends within the tag, no JSON string continues after it.
-        self._depth, self._bound = 1, self._in_string and _find_string_end(buffer, start, end) >= end
-        return end
+        bound = self._in_string and _find_string_end(buffer, start, end) >= end
+        mentions = _compile(_MENTION).match(buffer, end) is not None
+        if not mentions and (self._json or self._begins_line()):
+            self._depth, self._bound = 1, bound
+            return end
+        return self._pass_tag(buffer, (start, end), mentions, bound, last)
 
     def _find_opening(self, buffer: bytes, search: int) -> Tuple[int, int]:
         """Return where the next opening tag begins and ends, from ``search`` on; both are the piece's end if there is
@@ -130,6 +179,67 @@ class PrivateFilter:
             self._ahead[text] = begin, end
         return min(self._ahead.values())
 
+    def _begins_line(self) -> bool:
+        """Return whether nothing but signs of lists and quotations is before this place on its line."""
+        found = _compile(_LINE_BEGINS).search(self._tail)
+        return found is not None and (self._whole or found.start() > 0)
+
+    def _pass_tag(self, buffer: bytes, tag: Tuple[int, int], mentions: bool, bound: bool, last: bool) -> int:
+        """Pass a tag that may be only a mention: remove its block if it is closed, else the rest of its paragraph, or
+        nothing. Return where to go on; where it begins if more of the text has to be known first."""
+        start, end = tag
+        scope = end + LOOKAHEAD
+        if bound:
+            scope = min(scope, _find_string_end(buffer, end, min(scope, len(buffer))))
+        if not last and len(buffer) < scope + HOLD:
+            return start
+        if self._json and not (bound and _compile(_AFTER_STRING).match(buffer, scope)):
+            self._depth, self._bound = 1, bound
+            return end
+        closing = self._find_blocks(buffer, start).get(end, (0, scope + 1))[1]
+        if closing <= scope:
+            self._end_passage(CLOSED)
+            return closing
+        if mentions:
+            self._found(self._line, MENTIONED)
+            self._emit(buffer[start:end])
+            return end
+        if scope < len(buffer):
+            self._depth = 1
+            return end
+        self._end_passage(UNCLOSED)
+        return self._find_paragraph_end(buffer, end)
+
+    def _find_blocks(self, buffer: bytes, at: int) -> Dict[int, Tuple[int, int]]:
+        """Return the blocks of the current piece, found once, from ``at`` on: a closing tag belongs to the last tag that
+        is open."""
+        if self._pairs is None:
+            self._pairs = {}
+            opened: List[Tuple[int, int]] = []
+            for tag in _compile(_TAG).finditer(buffer, at):
+                start = _find_tag_start(buffer, tag.start())
+                if _is_quoted(buffer[max(0, start - 1) : start], buffer, tag.end()):
+                    continue
+                if tag.group(1):
+                    opened.append(tag.span())
+                elif opened:
+                    start, end = opened.pop()
+                    self._pairs[end] = start, tag.end()
+        return self._pairs
+
+    def _find_paragraph_end(self, buffer: bytes, at: int) -> int:
+        """Return where the paragraph ends that ``at`` is in, but not within a block."""
+        blocks = sorted(self._find_blocks(buffer, at).values())
+        number = bisect_left(blocks, (at, 0))
+        while True:
+            found = _compile(_PARAGRAPH_ENDS).search(buffer, at)
+            end = found.start() if found is not None else len(buffer)
+            while number < len(blocks) and blocks[number][1] <= end:
+                number += 1
+            if number == len(blocks) or blocks[number][0] >= end:
+                return end
+            at = blocks[number][1]
+
     def _feed_within(self, buffer: bytes, at: int, limit: int, last: bool) -> int:
         """Skip a block up to its closing tag, the end of its JSON string, or the end of the text."""
         if self._bound and self._end < at:
@@ -137,36 +247,44 @@ class PrivateFilter:
         end = self._end if self._bound else len(buffer)
         tag = _compile(_TAG).search(buffer, at, end)
         if tag is not None and (last or tag.start() < limit):
-            self._depth += 1 if tag.group(1) else -1
+            start = _find_tag_start(buffer, tag.start())
+            if not _is_quoted(buffer[start - 1 : start] if start else self._skipped, buffer, tag.end()):
+                self._depth += 1 if tag.group(1) else -1
             if not self._depth:
-                self._end_passage(True)
+                self._end_passage(CLOSED)
             return tag.end()
         if not self._bound:
             if last:
                 self._depth = 0
-                self._end_passage(False)
+                self._end_passage(UNCLOSED)
             return max(at, limit)
         if last or end < limit:
             self._bound = False
             if _compile(_AFTER_STRING).match(buffer, end):
                 self._depth = 0
-                self._end_passage(False)
+                self._end_passage(UNCLOSED)
                 return end
             return at  # this is not JSON
         # A tag that begins in the string and ends after it counts if this is not JSON.
         return _find_string_end(buffer, at, max(at, limit - HOLD))
 
-    def _end_passage(self, closed: bool) -> None:
+    def _end_passage(self, name: str) -> None:
         """Report the passage and put a mark in its place."""
-        self._found(self._line, closed)
+        self._found(self._line, name)
         self._escaped = False
         self._out.append(MARK)
+        self._keep_tail(MARK)
+
+    def _keep_tail(self, data: bytes) -> None:
+        self._whole = self._whole and len(self._tail) + len(data) <= TAIL
+        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
 
     def _emit(self, data: bytes) -> None:
         """Pass text through, and keep track of whether a JSON string is open. No string continues after a line's end."""
         if not data:
             return
         self._out.append(data)
+        self._keep_tail(data)
         self._line += data.count(b"\n")
         if not self._json:
             return

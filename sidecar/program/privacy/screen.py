@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, Set
+from typing import List, Set
 
+from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.program.cache import KnownEntry
 from sidecar.program.capture import reader
 from sidecar.program.capture.walk import FoundPath, Skipped
@@ -35,6 +36,11 @@ BINARY = "not a text, but it holds what is private, which cannot be taken out of
 NAMED = "a credential is in its name, and no name can be redacted"
 PRIVATE_NAME = "there is something private in its name, and no name can be cleared"
 PRIVATE_LINK = "there is something private in what it links to, and no link can be cleared"
+NEVER_CLOSED = (
+    "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the text, or of its paragraph"
+    " if the tag is within a line."
+)
+MENTIONED = "%s: a <private> is never closed (line %d), but is only mentioned there: nothing was left out."
 SETTING = "setting"
 LONGEST_KEY_SHOWN = 100
 LINKED = "a credential is in what it links to, and no link can be redacted"
@@ -43,8 +49,9 @@ LINKED = "a credential is in what it links to, and no link can be redacted"
 class Screen:
     """One export's privacy settings, and what was found. ``work`` is a folder of the sidecar's."""
 
-    def __init__(self, privacy: dict[str, Any], work: str, skipped: Skipped) -> None:
+    def __init__(self, privacy: PrivacyRules, work: str, skipped: Skipped) -> None:
         self._privacy = privacy
+        self._rules = credentials.read_rules(privacy.rules)
         self._copy = os.path.join(work, "scrubbed")
         self._work = work
         self._skipped = skipped
@@ -53,27 +60,26 @@ class Screen:
         """Something was removed, or held back."""
         self._told: Set[str] = set()
 
-    def _find_settings(self, found: FoundPath) -> Dict[str, Any]:
+    def _find_settings(self, found: FoundPath) -> PrivacyTable:
         """Return the privacy settings of the file's layout."""
-        table: Dict[str, Any] = self._privacy["layouts"].get(found.root.layout["name"], self._privacy)
-        return table
+        return self._privacy.layouts.get(found.root.layout["name"], self._privacy)
 
     def _choose_policy(self, found: FoundPath, database: bool = False) -> PrivacyPolicy | None:
         """Return the policy for a file; ``None`` if there is nothing to do."""
         table = self._find_settings(found)
-        policy = PrivacyPolicy(table["private"] == "remove", table["databases" if database else "credentials"])
-        return None if policy == (False, OFF) else policy
+        remove, mode = table.private == "remove", table.databases if database else table.credentials
+        return PrivacyPolicy(remove, mode, self._rules) if remove or mode != OFF else None
 
     def name(self, found: FoundPath) -> bool:
         """Return whether something of this name may leave. A folder is reported once, whatever is in it."""
-        path, mode = found.path, self._find_settings(found)["credentials"]
+        path, mode = found.path, self._find_settings(found).credentials
         if self._has_private_name(found, path, PRIVATE_NAME):
             return False
-        if mode == OFF or not credentials.redact_name(path)[1]:
+        if mode == OFF or not credentials.redact_name(path, self._rules)[1]:
             return True
         before = 0
         for end in [at for at, letter in enumerate(path) if letter == "/"] + [len(path)]:
-            shown, kinds = credentials.redact_name(path[:end])
+            shown, kinds = credentials.redact_name(path[:end], self._rules)
             if path[:end] not in self._told:
                 self._told.add(path[:end])
                 self._report_kinds(shown, kinds[before:], mode, "(name)", NAMED)
@@ -84,14 +90,14 @@ class Screen:
         """Return whether a link with this target may leave."""
         if self._has_private_name(found, target, PRIVATE_LINK):
             return False
-        mode = self._find_settings(found)["credentials"]
-        kinds = credentials.redact_name(target)[1] if mode != OFF else []
+        mode = self._find_settings(found).credentials
+        kinds = credentials.redact_name(target, self._rules)[1] if mode != OFF else []
         self._report_kinds(found.path, kinds, mode, "(link target)", LINKED)
         return not kinds or mode != REDACT
 
     def _has_private_name(self, found: FoundPath, name: str, reason: str) -> bool:
         """Return whether a name contains a private passage; it is reported."""
-        policy, data = PrivacyPolicy(self._find_settings(found)["private"] == "remove", OFF), os.fsencode(name)
+        policy, data = PrivacyPolicy(self._find_settings(found).private == "remove", OFF), os.fsencode(name)
         if not policy.may_concern(data):
             return False
         shown = os.fsdecode(scrub_text(os.fsencode(found.path), policy)[0])
@@ -117,8 +123,10 @@ class Screen:
         contents = reader.read_changing_file(found.place, known, self._work, watch)
         if policy is None or watch is None or not watch.hit:
             return contents
-        text, steady = scrub_file(found.place, self._copy, policy)
-        if watch.binary and text.taken != [0, 0] and not found.relative.lower().endswith(TEXTS):
+        # A credential in binary data is overwritten, so that everything stays where it was; a private passage cannot be.
+        binary = watch.binary and not found.relative.lower().endswith(TEXTS)
+        text, steady = scrub_file(found.place, self._copy, policy, binary)
+        if binary and text.taken[0]:
             contents.carried.close()
             os.unlink(self._copy)
             self._skipped.add(found.path, BINARY)
@@ -161,8 +169,9 @@ class Screen:
         self.report.text(found.path, text)
         self.took = self.took or text.taken != [0, 0]
         if text.unclosed:
-            told = "%s: a <private> is never closed (line %d): what follows it was left out, to the end of the file or string."
-            self.report.warnings.append(told % (found.path, text.unclosed))
+            self.report.warnings.append(NEVER_CLOSED % (found.path, text.unclosed))
+        if text.mentioned:
+            self.report.warnings.append(MENTIONED % (found.path, text.mentioned))
 
     def database(
         self, found: FoundPath, copy: str, contents: reader.Contents, page: int, sound: bool, fresh: bool, before: bool

@@ -7,23 +7,30 @@ the scratch folder. The sandbox's own files are never written to.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, BinaryIO, Dict, List, NamedTuple, Tuple
 
+from sidecar.format.protocol import ExportAnswer, PrivateFinding
 from sidecar.program import places
 from sidecar.program.privacy import credentials
+from sidecar.program.privacy.expressions import Expression
 
 if TYPE_CHECKING:
     from sidecar.program.privacy.passages import PrivateFilter
 
 CHUNK = 1 << 20
 OVERLAP = 8 * 1024
+WINDOW = 1 << 20
+"""Files are examined in windows of this size: the smaller they are, the more is examined twice."""
 TRIES = 3
 MOST_FINDINGS = 200
 MOST_PATHS = 1000
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
-PRIVATE, UNCLOSED = "private", "private-unclosed"
 ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
 TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
+
+
+# The word of a tag, whatever the case of its letters. What begins with a fixed byte is searched quickly.
+_PRIVATE = tuple(Expression(letter + rb"(?=[aA][tT][eE])(?<=[pP][rR][iI]%b)" % letter) for letter in (b"v", b"V"))
 
 
 class PrivacyPolicy(NamedTuple):
@@ -31,6 +38,8 @@ class PrivacyPolicy(NamedTuple):
 
     remove: bool
     credentials: str
+    rules: credentials.Rules = ()
+    """The user's own kinds of credentials."""
 
     @property
     def takes_out(self) -> bool:
@@ -45,16 +54,16 @@ class PrivacyPolicy(NamedTuple):
     @property
     def without_warnings(self) -> PrivacyPolicy:
         """The same policy without findings that are only warned about."""
-        return PrivacyPolicy(self.remove, OFF if self.credentials == WARN else self.credentials)
+        return self._replace(credentials=OFF if self.credentials == WARN else self.credentials)
 
     def may_concern(self, data: bytes) -> bool:
         """Return whether these bytes contain anything that the policy is about."""
-        if self.remove and b"private" in data.lower():
+        if self.remove and any(word().search(data) for word in _PRIVATE):
             from sidecar.program.privacy import passages
 
             if passages.may_hold(data):
                 return True
-        return self.credentials != OFF and credentials.may_hold(data)
+        return self.credentials != OFF and credentials.may_hold(data, self.rules)
 
 
 class Watch:
@@ -62,21 +71,36 @@ class Watch:
 
     def __init__(self, policy: PrivacyPolicy) -> None:
         self._policy = policy
-        self._tail = b""
-        self.hit = self.binary = False
+        self._waiting: List[bytes] = []
+        self._weight = 0
+        self._hit = self.binary = False
 
     def over(self, stream: BinaryIO) -> _Watched:
         """Return a stream that reports what is read from it."""
-        self._tail = b""
+        self._waiting, self._weight = [], 0
         return _Watched(stream, self)
 
     def inspect(self, data: bytes) -> None:
-        """Examine the next bytes, with an overlap so that a finding across two reads is seen."""
+        """Take the next bytes; they are examined when there are enough."""
         self.binary = self.binary or b"\0" in data
-        if not self.hit:
-            data = self._tail + data if self._tail else data
-            self.hit = self._policy.may_concern(data)
-            self._tail = data[-OVERLAP:]
+        if not self._hit:
+            self._waiting.append(data)
+            self._weight += len(data)
+            if self._weight >= WINDOW:
+                self._examine()
+
+    @property
+    def hit(self) -> bool:
+        """Whether there is anything that the policy is about in what was read."""
+        if self._weight:
+            self._examine()
+        return self._hit
+
+    def _examine(self) -> None:
+        """Examine what waits, and keep the end of it, so that a finding across two windows is seen."""
+        data = b"".join(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
+        self._hit = self._hit or self._policy.may_concern(data)
+        self._waiting, self._weight = [data[-OVERLAP:]], 0
 
 
 class _Watched:
@@ -94,12 +118,13 @@ class _Watched:
 class ScrubbedText:
     """One text being scrubbed: feed it in pieces. ``taken`` counts private passages and redacted credentials."""
 
-    def __init__(self, policy: PrivacyPolicy, in_json: bool) -> None:
+    def __init__(self, policy: PrivacyPolicy, in_json: bool, binary: bool = False) -> None:
+        """``binary``: credentials are replaced by as many bytes."""
         self.rows: List[Tuple[int, str, str]] = []
         self.more: Dict[str, int] = {}
         """Findings that are not in the list, counted by action."""
-        self.unclosed = 0
-        """The line of a private passage that is never closed; 0 if there is none."""
+        self.unclosed = self.mentioned = 0
+        """The line of a private passage that is never closed, and of a tag that is only mentioned; 0 if there is none."""
         self.taken = [0, 0]
         self._policy = policy
         self._private: PrivateFilter | None = None
@@ -109,7 +134,9 @@ class ScrubbedText:
             self._private = passages.PrivateFilter(in_json, self._count_passage)
         redact = policy.credentials == REDACT
         self._credentials = (
-            credentials.CredentialFilter(redact, self._count_credential) if policy.credentials != OFF else None
+            credentials.CredentialFilter(redact, self._count_credential, policy.rules, binary)
+            if policy.credentials != OFF
+            else None
         )
 
     def feed(self, data: bytes, last: bool = False) -> bytes:
@@ -118,10 +145,15 @@ class ScrubbedText:
             data = self._private.feed(data, last)
         return self._credentials.feed(data, last) if self._credentials is not None else data
 
-    def _count_passage(self, line: int, closed: bool) -> None:
+    def _count_passage(self, line: int, name: str) -> None:
+        from sidecar.program.privacy import passages
+
+        if name == passages.MENTIONED:
+            self.mentioned = self.mentioned or line
+            return
         self.taken[0] += 1
-        self._add(line, PRIVATE if closed else UNCLOSED, "removed")
-        self.unclosed = self.unclosed or (0 if closed else line)
+        self._add(line, name, "removed")
+        self.unclosed = self.unclosed or (line if name == passages.UNCLOSED else 0)
 
     def _count_credential(self, line: int, name: str) -> None:
         self.taken[1] += self._policy.credentials == REDACT
@@ -134,15 +166,15 @@ class ScrubbedText:
             self.more[action] = self.more.get(action, 0) + 1
 
 
-def scrub_text(data: bytes, policy: PrivacyPolicy) -> Tuple[bytes, ScrubbedText]:
+def scrub_text(data: bytes, policy: PrivacyPolicy, binary: bool = False) -> Tuple[bytes, ScrubbedText]:
     """Return a text in memory as it may leave, and what was found."""
     from sidecar.program.privacy.passages import holds_json
 
-    text = ScrubbedText(policy, policy.remove and holds_json(data))
+    text = ScrubbedText(policy, policy.remove and holds_json(data), binary)
     return text.feed(data, True), text
 
 
-def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[ScrubbedText, bool]:
+def scrub_file(place: str, target: str, policy: PrivacyPolicy, binary: bool = False) -> Tuple[ScrubbedText, bool]:
     """Write a file to ``target`` as it may leave. Return what was found, and whether the file was unchanged while it
     was read."""
     from sidecar.program.privacy.passages import is_json
@@ -153,7 +185,7 @@ def scrub_file(place: str, target: str, policy: PrivacyPolicy) -> Tuple[Scrubbed
             before = os.fstat(descriptor)
             left = before.st_size
             chunk = source.read(min(CHUNK, left))
-            text = ScrubbedText(policy, is_json(place))
+            text = ScrubbedText(policy, is_json(place), binary)
             while chunk:
                 left -= len(chunk)
                 out.write(text.feed(chunk))
@@ -170,7 +202,7 @@ class PrivacyReport:
     """What was found and done: counts of everything, places of the first findings."""
 
     def __init__(self) -> None:
-        self.rows: List[Dict[str, Any]] = []
+        self.rows: List[PrivateFinding] = []
         self.more = 0
         self.refused = 0
         self.taken: Dict[str, List[int]] = {}
@@ -183,8 +215,8 @@ class PrivacyReport:
         self.refused += action == ACTIONS[REFUSE]
         self.counts[action] = self.counts.get(action, 0) + 1
         if len(self.rows) < MOST_FINDINGS:
-            place = {"line": line} if line else {"column": column, "row": row}
-            self.rows.append(dict(place, path=credentials.redact_name(path)[0], name=name, action=action))
+            shown = credentials.redact_name(path)[0]
+            self.rows.append(PrivateFinding(shown, name, action, line, *(("", "") if line else (column, row))))
         else:
             self.more += 1
 
@@ -211,12 +243,11 @@ class PrivacyReport:
         self.add_more(text.more)
         self.take(path, text.taken)
 
-    def answer(self) -> Dict[str, Any]:
-        """Return the report's part of the answer."""
-        return {
-            "findings": self.rows,
-            "findings_more": self.more,
-            "found": self.counts,
-            "taken": self.taken,
-            "taken_more": self.taken_more,
-        }
+    def tell(self, answer: ExportAnswer) -> None:
+        """Put the report into the answer."""
+        answer.warnings += self.warnings
+        answer.findings = self.rows
+        answer.findings_more = self.more
+        answer.found = self.counts
+        answer.taken = {path: (taken[0], taken[1]) for path, taken in self.taken.items()}
+        answer.taken_more = self.taken_more[0], self.taken_more[1]

@@ -210,7 +210,12 @@ class _Cleaner:
         if found is None:
             raise Unscrubbable("%s.%s is part of several keys" % (table.name, hit.column))
         data = found[0]
-        clean, text = scrub_text(data, self._policy)
+        binary = not isinstance(data, _Text) and b"\0" in data
+        clean, text = scrub_text(data, self._policy, binary)
+        if binary and text.taken[0]:
+            raise Unscrubbable(
+                "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
+            )
         # A key that is text may itself be what must not leave, so it is not reported.
         row = "" if any(isinstance(key, (bytes, str)) for key in hit.key) else ", ".join(map(str, hit.key))
         for _, what, action in text.rows:
@@ -229,10 +234,6 @@ class _Cleaner:
         if table.name.startswith("sqlite_stat"):  # SQLite's own statistics, which are optional
             self._connection.execute("DELETE FROM %s WHERE %s" % (name, table.where), hit.key)
             return
-        if not is_text and b"\0" in data:
-            raise Unscrubbable(
-                "%s.%s holds what is private in a form that cannot be cleared" % (table.name, hit.column)
-            )
         value = "CAST(? AS TEXT)" if is_text and self._utf8 else "?"
         # The schema's own conflict clause might delete the row or keep the old value.
         statement = "UPDATE OR ABORT %s SET %s = %s WHERE %s" % (name, _quoted(hit.column), value, table.where)

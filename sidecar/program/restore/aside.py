@@ -14,8 +14,9 @@ import re
 import shutil
 import stat
 import time
-from typing import Any, Dict, List, Tuple
+from typing import List, Tuple
 
+from sidecar.format.protocol import FilesAside
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.restore.swap import SET_ASIDE, is_folder
@@ -90,9 +91,9 @@ class SetAside:
         if self.files:
             places.remove_tree(self.folder)
 
-    def told(self) -> Dict[str, Any]:
+    def tell(self) -> FilesAside:
         """Return the folder, files and bytes for the answer."""
-        return {"path": self.folder, "files": self.files, "bytes": self.bytes}
+        return FilesAside(self.folder, self.files, self.bytes)
 
     def make_room(self) -> None:
         """Remove the oldest, if there are too many or they are too large together.

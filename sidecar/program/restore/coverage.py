@@ -6,8 +6,9 @@ remove the file. The manifest keeps the rules of each root by which the snapshot
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Dict
 
+from sidecar.format import protocol
 from sidecar.format.patterns import Rules
 from sidecar.format.roots import get_stem
 
@@ -15,10 +16,10 @@ from sidecar.format.roots import get_stem
 class Coverage:
     """The rules of each root, by the layout's name for it. A root without recorded rules is covered as a whole."""
 
-    def __init__(self, covered: Optional[Dict[str, Any]]) -> None:
+    def __init__(self, covered: Dict[str, protocol.Coverage]) -> None:
         self._rules = {
-            name: Rules({"keep": rules["keep"], "databases": [], "never": rules["left"], "secrets": []})
-            for name, rules in (covered or {}).items()
+            name: Rules({"keep": rules.keep, "databases": [], "never": rules.left, "secrets": []})
+            for name, rules in covered.items()
         }
 
     def has(self, root: str, relative: str) -> bool:

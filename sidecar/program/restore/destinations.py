@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Tuple
 
+from sidecar.format.protocol import LayoutRules, RestoreQuestion
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_stem, resolve_hint, split_number, strip_below
 from sidecar.program.capture import project_folders
@@ -36,7 +37,9 @@ class PlacedRoots(NamedTuple):
     withheld: List[Root]
 
 
-def place_roots(request: dict[str, Any], home: str, contained: Containment) -> PlacedRoots:
+def place_roots(
+    question: RestoreQuestion, layouts: List[LayoutRules], home: str, contained: Containment
+) -> PlacedRoots:
     """Decide where a snapshot's roots belong here: by their layout's own rule, or in their project.
 
     Projects that are named are matched with the snapshot's: first those at the same path, then the n-th with the n-th.
@@ -44,20 +47,20 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     ``withhold``, nowhere until their folder exists. Raise Refusal if a layout is not known, or a root would be where it
     may not be.
     """
-    layouts, projects = request["layouts"], request["projects"]
+    projects = question.projects
     specs = {spec["name"]: (layout, spec) for layout in layouts for spec in layout["roots"]}
     given, found = list_project_folders(projects, home) if projects is not None else [], []
-    for root in request["roots"]:
-        if ".." in root["hint"].split("/"):
-            raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root["name"])
-        key = get_stem(root["name"], specs)
+    for root in question.roots:
+        if ".." in root.hint.split("/"):
+            raise Refusal("unsafe-path", "The snapshot's root %r points out of its place." % root.name)
+        key = get_stem(root.name, specs)
         if key not in specs:
-            raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root["name"])
-        found.append((root, *specs[key], split_number(root["name"])[1] if key != root["name"] else 1))
+            raise Refusal("unknown-layout", "The snapshot has a root %r that no layout here knows." % root.name)
+        found.append((root, *specs[key], split_number(root.name)[1] if key != root.name else 1))
     hints: Dict[int, List[str]] = {}
     for root, _, spec, number in found:
         if spec.get("project"):
-            hints.setdefault(number, []).append(strip_below(root["hint"], spec.get("below", "")))
+            hints.setdefault(number, []).append(strip_below(root.hint, spec.get("below", "")))
     named = assign_projects(hints, given, home)
     roots: List[Root] = []
     withheld: List[Root] = []
@@ -65,25 +68,25 @@ def place_roots(request: dict[str, Any], home: str, contained: Containment) -> P
     for root, layout, spec, number in sorted(found, key=lambda row: bool(row[2].get("settings"))):
         file, waits = "", False
         if not spec.get("project"):
-            top = project_of(spec["paths"], spec.get("below", ""), root["hint"]) if projects is None else ""
+            top = project_of(spec["paths"], spec.get("below", ""), root.hint) if projects is None else ""
             project = resolve_hint(top, home)
             tops = list_project_folders(projects, home) + ([project] if top else [])
-            folder, file = choose_own_folder(spec, Surroundings(home, tops, roots=folders), root["hint"])
-            waits = bool(top and request.get("withhold")) and is_in(folder, project) and not os.path.isdir(project)
+            folder, file = choose_own_folder(spec, Surroundings(home, tops, roots=folders), root.hint)
+            waits = bool(top and question.withhold) and is_in(folder, project) and not os.path.isdir(project)
             if spec.get("settings") and not may_be_at(folder, file, home, contained):
                 # A setting of this sandbox names a place that cannot be memory: the root goes where it was.
                 plain = dict(spec, settings=[], env=[])
-                folder, file = choose_own_folder(plain, Surroundings(home, roots=folders), root["hint"])
+                folder, file = choose_own_folder(plain, Surroundings(home, roots=folders), root.hint)
                 if not may_be_at(folder, file, home, contained):
-                    raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root["name"], folder))
+                    raise Refusal("unsafe-path", "The snapshot's root %r would be %s." % (root.name, folder))
             folders[spec["name"]] = folder
         elif number in named:
             folder = os.path.realpath(os.path.join(named[number], spec.get("below", "")))
         else:
             below = spec.get("below", "")
-            folder = choose_project(root["hint"], below, request.get("project_hints") or [], home)
-            waits = bool(request.get("withhold")) and not os.path.isdir(strip_below(folder, below))
-        placed = make_root(root["name"], folder, root["hint"], (layout, spec), file)
+            folder = choose_project(root.hint, below, question.project_hints, home)
+            waits = question.withhold and not os.path.isdir(strip_below(folder, below))
+        placed = make_root(root.name, folder, root.hint, (layout, spec), file)
         (withheld if waits else roots).append(placed)
     _check_apart(roots)
     return PlacedRoots(relate_roots(contain_roots(roots, contained)), withheld)
@@ -112,11 +115,8 @@ def assign_projects(hints: Dict[int, List[str]], given: List[str], home: str) ->
     the same path, else the n-th, else the next that is left."""
     left, found = list(given), {}
     for number in sorted(hints):
-        same = [
-            folder
-            for folder in left
-            if folder in [os.path.realpath(resolve_hint(hint, home)) for hint in hints[number]]
-        ]
+        before = {os.path.realpath(resolve_hint(hint, home)) for hint in hints[number]}
+        same = [folder for folder in left if folder in before]
         if same:
             found[number] = same[0]
             left.remove(same[0])
@@ -145,11 +145,10 @@ def find_project_path(hint: str, projects: list[str], named: list[str] | None, h
 
 
 def name_root_folders(
-    roots: list[Root], paths: Iterable[str], request: dict[str, Any], home: str
+    roots: list[Root], paths: Iterable[str], question: RestoreQuestion, home: str
 ) -> tuple[list[Root], list[str]]:
     """Return the roots with their folders named after the paths that projects have here, and warnings about the others."""
-    named, hints = request["projects"], request.get("keyed", {})
-    projects = request.get("project_hints") or []
+    named, hints, projects = question.projects, question.keyed, question.project_hints
     if named and not projects and len(set(hints.values())) == 1:
         projects = list(set(hints.values()))  # the only project there is must be the one that is named now
     here = {path: find_project_path(hint, projects, named, home) for path, hint in hints.items()}

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from sidecar.format import digests, index
 from sidecar.format.patterns import compile_patterns
+from sidecar.format.protocol import LayoutRules, RestoreQuestion, UnsavedMemory
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root, get_stem, make_hint, split_number
 from sidecar.program import cache, notes, places
@@ -84,7 +85,7 @@ class OldFile(NamedTuple):
     """The stat signature of a database and its logs, when it was examined."""
 
 
-def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) -> List[Holding]:
+def find_holdings(scratch: Scratch, question: RestoreQuestion, roots: List[Root]) -> List[Holding]:
     """Return the memories that this sandbox restored or exported and still has, if they can be in these roots' folders.
     The one being restored comes first."""
     own = os.path.basename(scratch.memory)
@@ -99,9 +100,9 @@ def find_holdings(scratch: Scratch, request: Dict[str, Any], roots: List[Root]) 
             continue
         if noted is not None and name != own and not folders.intersection(noted.roots.values()):
             continue
-        stored: Optional[List[str]] = request["stored"].get(name)
+        stored = question.stored.get(name)
         known = snapshots if stored is None else [snapshot for snapshot in snapshots if snapshot in stored]
-        base = cache.load_base(folder, [snapshot for snapshot in known if snapshot not in request["unusable"]])
+        base = cache.load_base(folder, [snapshot for snapshot in known if snapshot not in question.unusable])
         # The index of a restore has no rules in it, and only stored snapshots are restored.
         sure = stored is not None or (len(snapshots) == 1 and base is not None and not base.rules)
         holding = Holding(name, folder, snapshots, known, sure, base, noted.roots if noted else None)
@@ -123,10 +124,13 @@ def _read_noted_time(folder: str) -> float:
 class Holdings:
     """The memories of a sandbox, and what of the folders of a restore belongs to them."""
 
-    def __init__(self, scratch: Scratch, request: Dict[str, Any], roots: List[Root], home: str) -> None:
-        self._request = request
+    def __init__(
+        self, scratch: Scratch, question: RestoreQuestion, layouts: List[LayoutRules], roots: List[Root], home: str
+    ) -> None:
+        self._question = question
+        self._layouts = layouts
         self._home = home
-        self.all = find_holdings(scratch, request, roots)
+        self.all = find_holdings(scratch, question, roots)
         mine = [one for one in self.all if one.folder == scratch.memory]
         self.own = mine[0] if mine else None
 
@@ -179,7 +183,7 @@ class Holdings:
         What was exported since and did not become the head (because a guard refused it, for example) is stored beside
         it.
         """
-        heads = self._request["heads"]
+        heads = self._question.heads
         return next((one for one in self.own.stored if one in heads), "") if self.own is not None else ""
 
     def is_ahead(self, roots: List[Root], old: List[OldFile]) -> bool:
@@ -191,7 +195,7 @@ class Holdings:
         becomes the head by itself.
         """
         own = self.own
-        if own is None or self.origin not in self._request["keep"]:
+        if own is None or self.origin not in self._question.keep:
             return False
         base = cache.load_base(own.folder, own.stored)
         exported = own.stored[0] != self.origin
@@ -206,12 +210,12 @@ class Holdings:
                 return False
             if base is not None and not _has_databases(base, name, here):
                 return False
-        if own.reader == self._request["read_only"]:
+        if own.reader == self._question.read_only:
             return bool(here)
         same = base is not None and all(one.steady or not one.savable for one in old) and _list_files(base) <= set(here)
         return same and not exported
 
-    def unsaved(self, old: List[OldFile]) -> List[Dict[str, Any]]:
+    def unsaved(self, old: List[OldFile]) -> List[UnsavedMemory]:
         """Return each memory of which something would be lost, with what an export of it needs. A memory whose stored
         snapshots the sidecar has yet to name is included, with the snapshot that has all of it."""
         told = []
@@ -220,27 +224,27 @@ class Holdings:
             lost = sorted(each.path for each in mine if not each.saved)
             if lost or (mine and not one.sure):
                 told.append(
-                    {
-                        "memory": one.memory,
-                        "key": one.key,
-                        "sandbox": one.sandbox,
-                        "lineage": one.lineage[: notes.LONGEST_LINEAGE],
-                        "unchanged": "" if lost or one.base is None else one.base.snapshot,
-                        "files": len(lost),
-                        "paths": lost[:MOST_SHOWN],
-                        "layouts": sorted({each.found.root.layout["name"] for each in mine}),
-                        "projects": self._list_projects(one, [each.found.root for each in mine]),
-                    }
+                    UnsavedMemory(
+                        memory=one.memory,
+                        key=one.key,
+                        sandbox=one.sandbox,
+                        lineage=one.lineage[: notes.LONGEST_LINEAGE],
+                        unchanged="" if lost or one.base is None else one.base.snapshot,
+                        files=len(lost),
+                        paths=lost[:MOST_SHOWN],
+                        layouts=sorted({each.found.root.layout["name"] for each in mine}),
+                        projects=self._list_projects(one, [each.found.root for each in mine]),
+                    )
                 )
         return told
 
     def _list_projects(self, holding: Holding, roots: List[Root]) -> Optional[List[str]]:
         """Return the projects to name in an export of a memory: those requested now, else those it was in, in order."""
-        named: Optional[List[str]] = self._request["projects"]
+        named = self._question.projects
         if named is not None and holding is self.own:
             return named
         folders = holding.roots if holding.roots is not None else {root.name: root.place for root in roots}
-        specs = {spec["name"]: spec for layout in self._request["layouts"] for spec in layout["roots"]}
+        specs = {spec["name"]: spec for layout in self._layouts for spec in layout["roots"]}
         projects: Dict[int, str] = {}
         for name, folder in folders.items():
             stem = get_stem(name, specs)

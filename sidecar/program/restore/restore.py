@@ -13,6 +13,17 @@ from typing import Any, BinaryIO, Callable
 
 from sidecar.format import index
 from sidecar.format.index import list_folders, merge_indexes
+from sidecar.format.protocol import (
+    FoundDatabase,
+    FoundRoot,
+    PackPart,
+    RestoreAnswer,
+    RestoreQuestion,
+    Rules,
+    SkippedPath,
+    UploadedBundle,
+    WithheldRoot,
+)
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root
 from sidecar.program import cache, links, notes, places
@@ -40,11 +51,12 @@ REPLACED = "What was exported from here last (%s) never became the head, and is 
 class Restore:
     """One restore. Until ``swap.commit`` nothing of the target changes."""
 
-    def __init__(self, request: dict[str, Any], scratch: Scratch, home: str) -> None:
-        self.request = request
+    def __init__(self, question: RestoreQuestion, rules: Rules, scratch: Scratch, home: str) -> None:
+        self.question = question
         self.scratch = scratch
         self.home = home
-        self.roots, self.withheld = place_roots(request, home, scratch.contained)
+        layouts = rules.select(question.layouts)
+        self.roots, self.withheld = place_roots(question, layouts, home, scratch.contained)
         self.left_alone: dict[str, index.Entry] = {}
         """Entries of the snapshot in roots that are not touched: withheld, or already here."""
         self.before: cache.Base | None = None
@@ -52,22 +64,22 @@ class Restore:
         self.coming: frozenset[str] = frozenset()
         """The paths to be placed, once they are known."""
         self.by_name = {root.name: root for root in self.roots}
-        self.seed = request["mode"] == "seed"
-        self.skipped: list[dict[str, str]] = []
+        self.seed = question.mode == "seed"
+        self.skipped: list[SkippedPath] = []
         self.warnings: list[str] = []
         self.stages = {root.name: _name_stage(root.folder) for root in self.roots}
-        self.holdings = Holdings(scratch, request, self.roots, home)
+        self.holdings = Holdings(scratch, question, layouts, self.roots, home)
         self.here: list[OldFile] = []
         self.old: list[OldFile] = []
         """Of what is here, what the snapshot's own rules covered: that is removed."""
-        self.covers = Coverage(request.get("covered"))
+        self.covers = Coverage(question.covered)
         self.old_folders: list[str] = []
-        self.aside = aside.SetAside(scratch, request["snapshot"], request["set_aside_bytes"])
+        self.aside = aside.SetAside(scratch, question.snapshot, question.set_aside_bytes)
         self.movable: dict[str, bool] = {}
         self.removed = 0
         self.unversioned: set[str] = set()
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> RestoreAnswer:
         """Restore and return the answer, with status "complete", "kept", "unsaved" or "clear"."""
         self._find_old()
         if self._keeps_all():
@@ -75,8 +87,8 @@ class Restore:
         unsaved = self._answer_unsaved()
         if unsaved:
             return unsaved
-        if self.request.get("ask"):
-            return {"status": "clear", "warnings": []}
+        if self.question.ask:
+            return self._build_answer("clear")
         self._check_versions()
         swap = Swap(self.scratch.journal, list(self.stages.values()), self.scratch.owner, self.scratch.contained)
         done = False
@@ -112,17 +124,19 @@ class Restore:
             self.aside.make_room()
         files = [entries[path] for path in placed if entries[path].type == index.FILE]
         files += [entry for path, entry in self.left_alone.items() if entry.type == index.FILE and self._is_here(path)]
-        return {
-            "status": "complete",
-            "files": len(files),
-            "bytes": sum(entry.size for entry in files),
-            "databases": checks,
-            "skipped": self.skipped,
-            "warnings": self.warnings + self._replaced() + self._describe_discarded(),
-            "roots": self._describe_roots(),
-            "withheld": self._describe_withheld(),
-            "set_aside": self.aside.told() if self.aside.files else None,
-        }
+        answer = self._build_answer("complete")
+        answer.files = len(files)
+        answer.bytes = sum(entry.size for entry in files)
+        answer.databases = checks
+        answer.skipped = self.skipped
+        answer.warnings = self.warnings + self._replaced() + self._describe_discarded()
+        answer.roots = self._describe_roots()
+        answer.withheld = self._describe_withheld()
+        answer.set_aside = self.aside.tell() if self.aside.files else None
+        return answer
+
+    def _build_answer(self, status: str) -> RestoreAnswer:
+        return RestoreAnswer(status, self.question.memory, self.question.snapshot)
 
     def _try_note(self, note: Callable[[], None]) -> None:
         """Write notes, with a warning if that fails: the memory is in place, so a full disk does not make the restore
@@ -151,7 +165,7 @@ class Restore:
 
     def _keeps_all(self) -> bool:
         """Return whether everything here stays unchanged. Withheld roots whose projects exist now are added to what stays."""
-        if self.seed or self.request["discard"] or self.request["saved"]:  # saved so that it can be replaced
+        if self.seed or self.question.discard or self.question.saved:  # saved so that it can be replaced
             return False
         noted = notes.read(self.scratch.memory)
         late = set(noted.withheld) & set(self.by_name) if noted is not None else set()
@@ -160,7 +174,7 @@ class Restore:
         own = self.holdings.own
         if not (ahead and late):
             return ahead
-        if own is None or own.stored[0] != self.request["snapshot"] or own.base is None:
+        if own is None or own.stored[0] != self.question.snapshot or own.base is None:
             # What is here was exported since, and the withheld roots of the snapshot would not match it.
             self.withheld = self.withheld + [root for root in self.roots if root.name in late]
             self.roots = rest
@@ -172,11 +186,11 @@ class Restore:
         self._find_old()
         return False
 
-    def _leave_as_is(self) -> dict[str, Any]:
+    def _leave_as_is(self) -> RestoreAnswer:
         """Leave everything unchanged, except for whether the memory is a read-only copy. Return the answer."""
         own = self.holdings.own
         assert own is not None
-        cache.set_reader(self.scratch.memory, self.request["read_only"])
+        cache.set_reader(self.scratch.memory, self.question.read_only)
         self._write_notes()
         origin, newest = self.holdings.origin, own.stored[0]
         changed = sorted(one.own for one in self.here if one.savable and not one.steady)
@@ -184,44 +198,44 @@ class Restore:
             self.warnings.append("What was exported from here since then (%s) is stored beside the head." % newest)
         if changed:
             self.warnings.append("Changed here since then, and not exported yet: %s." % format_some(changed))
-        return {
-            "status": "kept",
-            "holds": origin,
-            "files": len(self.here),
-            "bytes": sum(one.found.status.st_size for one in self.here),
-            "warnings": self.warnings,
-            "roots": self._describe_roots(),
-            "withheld": self._describe_withheld(),
-        }
+        answer = self._build_answer("kept")
+        answer.holds = origin
+        answer.files = len(self.here)
+        answer.bytes = sum(one.found.status.st_size for one in self.here)
+        answer.warnings = self.warnings
+        answer.roots = self._describe_roots()
+        answer.withheld = self._describe_withheld()
+        return answer
 
-    def _answer_unsaved(self) -> dict[str, Any] | None:
+    def _answer_unsaved(self) -> RestoreAnswer | None:
         """Return the answer that makes the sidecar save first what would be lost; ``None`` if nothing would be, or all
         that can be saved is: the rest is set aside."""
-        if self.seed or self.request["discard"] or self.request["saved"] or self.before is not None:
+        if self.seed or self.question.discard or self.question.saved or self.before is not None:
             return None  # what came with a project that was withheld until now is set aside
-        told = self.holdings.unsaved(self.old)
-        return {"status": "unsaved", "unsaved": told, "warnings": []} if told else None
+        answer = self._build_answer("unsaved")
+        answer.unsaved = self.holdings.unsaved(self.old)
+        return answer if answer.unsaved else None
 
     def _replaced(self) -> list[str]:
         """Return a warning if what was last exported from here is stored but not in the head. What was just saved is
         reported anyway."""
-        own, heads = self.holdings.own, self.request["heads"]
-        if self.seed or self.request["saved"] or own is None or not own.stored or not heads:
+        own, heads = self.holdings.own, self.question.heads
+        if self.seed or self.question.saved or own is None or not own.stored or not heads:
             return []
         last = own.stored[0]
-        return [] if last in heads or last == self.request["snapshot"] else [REPLACED % last]
+        return [] if last in heads or last == self.question.snapshot else [REPLACED % last]
 
     def _describe_discarded(self) -> list[str]:
         """Return a warning about unsaved files that were discarded on request."""
-        gone = sorted(one.path for one in self.old if not one.saved) if self.request["discard"] else []
+        gone = sorted(one.path for one in self.old if not one.saved) if self.question.discard else []
         return ["What was here and in no snapshot is gone, as was asked for: %s." % format_some(gone)] if gone else []
 
-    def _describe_roots(self) -> list[dict[str, str]]:
-        return [{"name": root.name, "layout": root.layout["name"], "hint": root.folder} for root in self.roots]
+    def _describe_roots(self) -> list[FoundRoot]:
+        return [FoundRoot(root.name, root.layout["name"], root.folder) for root in self.roots]
 
-    def _describe_withheld(self) -> list[dict[str, Any]]:
+    def _describe_withheld(self) -> list[WithheldRoot]:
         files = [get_root(path) for path, entry in self.left_alone.items() if entry.type == index.FILE]
-        return [{"name": root.name, "hint": root.hint, "files": files.count(root.name)} for root in self.withheld]
+        return [WithheldRoot(root.name, root.hint, files.count(root.name)) for root in self.withheld]
 
     def _is_here(self, path: str) -> bool:
         """Return whether a path's root is restored, not withheld."""
@@ -230,10 +244,10 @@ class Restore:
     def _check_versions(self) -> None:
         """Raise Refusal if the program here is older than the one that wrote this memory: it could damage it."""
         for root in self.roots:
-            theirs, ours = self.request.get("versions", {}).get(root.name, ""), find_version(root.layout, self.home)
+            theirs, ours = self.question.versions.get(root.name, ""), find_version(root.layout, self.home)
             if not (theirs and ours):
                 self.unversioned.add(root.name)
-            elif parse_version(ours) < parse_version(theirs) and not self.request["force"]:
+            elif parse_version(ours) < parse_version(theirs) and not self.question.force:
                 raise Refusal(
                     "plugin-older",
                     "This memory is of %s %s; here is %s, which could damage it." % (root.layout["name"], theirs, ours),
@@ -255,39 +269,39 @@ class Restore:
 
     def _name_folders(self, entries: dict[str, index.Entry]) -> None:
         """Give the roots' folders the names that belong to this sandbox's projects."""
-        self.roots, told = name_root_folders(self.roots, entries, self.request, self.home)
+        self.roots, told = name_root_folders(self.roots, entries, self.question, self.home)
         self.by_name = {root.name: root for root in self.roots}
         self.warnings += told
 
     def _unpack(self) -> tuple[dict[str, index.Entry], dict[str, Staged]]:
         """Unpack all packs into the staging folders. Return the entries and the checked files."""
-        with open(self._get_bundle(), "rb") as bundle:
-            sections: list[tuple[index.Index, int, dict[str, Any]]] = []
-            at = 0
-            for pack in self.request["packs"]:
-                pack_index = index.read(Section(bundle, at, pack["index_bytes"]))  # type: ignore[arg-type]
-                at += pack["index_bytes"]
+        path, at = self._get_bundle()
+        with open(path, "rb") as bundle:
+            sections: list[tuple[index.Index, int, PackPart]] = []
+            for pack in self.question.packs:
+                pack_index = index.read(Section(bundle, at, pack.index_bytes))  # type: ignore[arg-type]
+                at += pack.index_bytes
                 sections.append((pack_index, at, pack))
-                at += pack["bytes"]
+                at += pack.bytes
             entries = self._drop_forbidden(merge_indexes(section[0] for section in sections))
             unpacker = Unpacker(entries, {name: os.path.join(stage, "new") for name, stage in self.stages.items()})
             for pack_index, start, pack in sections:
-                unpacker.apply(Section(bundle, start, pack["bytes"]), pack["codec"], pack_index)  # type: ignore[arg-type]
+                unpacker.apply(Section(bundle, start, pack.bytes), pack.codec, pack_index)  # type: ignore[arg-type]
         return entries, unpacker.checked()
 
-    def _get_bundle(self) -> str:
-        """Return the file with all packs and indexes: uploaded, or downloaded now."""
-        if "links" in self.request:
+    def _get_bundle(self) -> tuple[str, int]:
+        """Return the file with all packs and indexes, uploaded or downloaded now, and where in it they begin."""
+        if self.question.links is not None:
             path = os.path.join(self.scratch.work, "bundle")
-            links.fetch(self.request["links"], path)
-            return path
-        path = self.request["bundle"]["path"]
-        if not os.path.exists(path):
+            links.fetch(self.question.links, path)
+            return path, 0
+        claim = self.question.bundle
+        if claim is None or not os.path.exists(claim.path):
             # Some SDKs send a command again if its answer was lost; the first run has used up the upload.
             raise Refusal("upload-damaged", "The upload is not there any more.", True)
-        with open(path, "rb") as bundle:
-            _check_bundle(bundle, self.request["bundle"])
-        return str(path)
+        with open(claim.path, "rb") as bundle:
+            _check_bundle(bundle, claim)
+        return claim.path, claim.start
 
     def _drop_forbidden(self, entries: dict[str, index.Entry]) -> dict[str, index.Entry]:
         """Remove entries that must never be restored, whatever a snapshot contains."""
@@ -300,17 +314,17 @@ class Restore:
             elif root is not None and root.rules.allows(root.keys.local(relative), entry.type == index.DIR):
                 kept[path] = entry
             else:
-                self.skipped.append({"path": path, "reason": "never restored"})
+                self.skipped.append(SkippedPath(path, "never restored"))
         return kept
 
-    def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[dict[str, str]]:
+    def _check_databases(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> list[FoundDatabase]:
         """Check the staged databases. Raise Refusal if one is damaged, unless forced."""
         rows = []
         for path, entry in entries.items():
             if entry.database:
                 check = backup.quick_check(staged[path].place)
-                rows.append({"path": path, "method": "staged", "check": check})
-                if check != "ok" and not self.request["force"]:
+                rows.append(FoundDatabase(path, "staged", check))
+                if check != "ok" and not self.question.force:
                     raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
         return rows
 
@@ -354,10 +368,10 @@ class Restore:
                 continue
             name, _, relative = path.partition("/")
             if (self.seed or self.by_name[name].rules.yields(relative)) and places.exists(place):
-                self.skipped.append({"path": path, "reason": "already there"})
+                self.skipped.append(SkippedPath(path, "already there"))
                 continue
             if place in taken:
-                self.skipped.append({"path": path, "reason": "another root of the snapshot has it too"})
+                self.skipped.append(SkippedPath(path, "another root of the snapshot has it too"))
                 self.warnings.append("%s is in the snapshot twice, as %s too: the first was placed." % (place, path))
                 continue
             taken.add(place)
@@ -365,13 +379,13 @@ class Restore:
             swap.put(staged[path].place if entry.type == index.FILE else self._stage_link(entry, len(placed)), place)
             placed.append(path)
         displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
-        swap.noted = PendingNotes(self.request["snapshot"], self.request["read_only"], displaced, self._build_notes())
+        swap.noted = PendingNotes(self.question.snapshot, self.question.read_only, displaced, self._build_notes())
         return placed
 
     def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
         """Plan the removal of old memory (``replace``); what nothing else has is set aside. The old log of a database
         is removed with it in any mode, because it would damage the new database."""
-        spare = not self.request["discard"]
+        spare = not self.question.discard
         for one in self.old:
             found = one.found
             self._plan_removal(
@@ -433,7 +447,7 @@ class Restore:
             holders = find_holders(mine) if mine and not self.seed else []
             if not holders:
                 continue
-            self.warnings += wait_until_drained(root, self.request["worker_wait"], "it was stopped without")
+            self.warnings += wait_until_drained(root, self.question.worker_wait, "it was stopped without")
             shutdown = root.layout.get("worker")
             settings = dict(shutdown, settings=os.path.join(root.folder, shutdown["settings"])) if shutdown else None
             left = worker.stop_holders(holders, shutdown=settings, timeout=WORKER_SECONDS)
@@ -471,7 +485,7 @@ class Restore:
                 elif path in ours:
                     signature = cache.compute_signature(places.read_status(self._locate(path)))
             known[path] = cache.KnownEntry(entry, signature, first_page)
-        base = cache.Base(self.request["snapshot"], time.time_ns(), known, policy=self.request["policy"])
+        base = cache.Base(self.question.snapshot, time.time_ns(), known, policy=self.question.policy)
         if self.before is not None:
             base = self.before._replace(entries=dict(self.before.entries, **known), full="", changed=None)
         else:
@@ -479,7 +493,7 @@ class Restore:
             project_folders.write_folder_names(
                 self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known}
             )
-        cache.write_restored(self.scratch.memory, base, self.request["read_only"])
+        cache.write_restored(self.scratch.memory, base, self.question.read_only)
         self._write_notes()
 
     def _write_notes(self) -> None:
@@ -487,8 +501,9 @@ class Restore:
 
     def _build_notes(self) -> notes.Notes:
         """Return the notes to write once the memory is in place."""
-        told = dict(self.request["notes"], reader=self.request["read_only"])
-        return notes.build_after_restore(told, self._map_root_folders(), [root.name for root in self.withheld])
+        withheld = [root.name for root in self.withheld]
+        told, reader = self.question.identity, self.question.read_only
+        return notes.build_after_restore(told, reader, self._map_root_folders(), withheld)
 
     def _map_root_folders(self) -> dict[str, str]:
         """Return the folder of each root, those that were already here included."""
@@ -508,11 +523,12 @@ def _read_mode(folder: str) -> int:
     return places.read_status(folder).st_mode & 0o777 if is_folder(folder) else 0o755
 
 
-def _check_bundle(bundle: BinaryIO, claim: dict[str, Any]) -> None:
+def _check_bundle(bundle: BinaryIO, claim: UploadedBundle) -> None:
     """Raise Refusal if an upload has not the size and hash that were sent."""
     digest, size = hashlib.sha256(), 0
+    bundle.seek(claim.start)
     for chunk in iter(lambda: bundle.read(1 << 20), b""):
         digest.update(chunk)
         size += len(chunk)
-    if size != claim["bytes"] or digest.hexdigest() != claim["sha256"]:
-        raise Refusal("upload-damaged", "%d bytes of %d arrived, or not the ones sent." % (size, claim["bytes"]), True)
+    if size != claim.bytes or digest.hexdigest() != claim.sha256:
+        raise Refusal("upload-damaged", "%d bytes of %d arrived, or not the ones sent." % (size, claim.bytes), True)

@@ -17,10 +17,10 @@ import structlog
 
 from sidecar.errors import QuotaBytes, QuotaMemories, SidecarError
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key, is_plain_id
+from sidecar.models.answers import Event
 from sidecar.ports import Store
 from sidecar.service.access.grants import Caller, compile_memories
 from sidecar.service.event_types import DELETED
-from sidecar.service.events import Event
 from sidecar.store.folders import read_id
 
 STALE_SECONDS = 300.0

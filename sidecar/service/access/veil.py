@@ -15,12 +15,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from sidecar.engine.queries import SnapshotRow
+from sidecar.models.answers import Event, Snapshot
 from sidecar.program.notes import OTHER_MEMORY
 from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
 from sidecar.service.attachments.attachment import Attachment
-from sidecar.service.events import Event
 from sidecar.service.operations import Operation, Receipt
 
 NAMING = frozenset({OTHER_MEMORY, "unsaved", "memory-not-found"})
@@ -75,7 +74,7 @@ def may_see_operation(caller: Caller, operation: Operation) -> bool:
     return caller.covers(operation.memory) and (own or caller.has_any([Verb.READ]))
 
 
-def veil_row(caller: Caller, row: SnapshotRow) -> SnapshotRow:
+def veil_row(caller: Caller, row: Snapshot) -> Snapshot:
     """Return a snapshot's row as a caller may see it."""
     if not caller.restricted:
         return row

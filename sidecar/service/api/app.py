@@ -9,27 +9,25 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
+from sidecar.models.answers import Problem
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.rates import Rates
 from sidecar.service.access.refusals import Refusals
 from sidecar.service.access.veil import EventVeil
-from sidecar.service.api import attachments, memories, page, retention, search, system, verbs
+from sidecar.service.api import attachments, memories, page, records, retention, sandboxes, search, system, verbs
 from sidecar.service.api.access import check_access
-from sidecar.service.api.examples import add_examples
+from sidecar.service.api.audit import AuditGate, announce_change, begin_record
+from sidecar.service.api.openapi import build_openapi, name_operation
 from sidecar.service.api.paths import WholeSegments
 from sidecar.service.api.problems import (
-    Problem,
     build_answer,
-    document_problems,
     on_bad_request,
     on_caller_gone,
     on_http_error,
@@ -42,8 +40,8 @@ from sidecar.service.door.door import Hosts, RequestGuard, SafeHeaders
 from sidecar.service.door.gate import AccessGate
 from sidecar.service.warmup import warm_up
 
-OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz"})
-"""Paths that need no token: probes have none, and the page asks for one."""
+OPEN_TO_ALL = frozenset({*page.FILES, "/healthz", "/readyz", "/openapi.json"})
+"""Paths that need no token: probes have none, the page asks for one, and the OpenAPI document tells nothing of a memory."""
 ARCHIVES = "/archives"
 
 
@@ -57,51 +55,60 @@ class PlainJSON(JSONResponse):
 
 def make_app(sidecar: Sidecar, keeper: Keeper, callers: Callers, hosts: Hosts) -> Any:
     """Build the ASGI application of a service."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await warm_up(app)
-        yield
-        await sidecar.close()
-
-    app = FastAPI(
-        default_response_class=PlainJSON,
-        title="memory-sidecar",
-        version=__version__,
-        summary="Makes an agent's memory outlive its sandbox.",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
-        redirect_slashes=False,
-        dependencies=[Depends(check_access)],
-    )
-    app.state.sidecar = sidecar
-    app.state.keeper = keeper
-    app.state.callers = callers
-    app.state.event_veil = EventVeil()
-    app.state.uploads = Uploads(sidecar.settings.uploads)
-    app.include_router(verbs.router)
-    app.include_router(attachments.router)
-    app.include_router(attachments.all_of_them)
-    app.include_router(memories.router)
-    app.include_router(retention.router)
-    app.include_router(search.router)
-    app.include_router(system.router)
-    app.include_router(page.router)
-    app.add_exception_handler(SidecarError, on_sidecar_error)
-    app.add_exception_handler(RequestValidationError, on_bad_request)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(ClientDisconnect, on_caller_gone)
-    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+    api = make_api()
+    api.state.sidecar = sidecar
+    api.state.keeper = keeper
+    api.state.callers = callers
+    api.state.event_veil = EventVeil()
+    api.state.uploads = Uploads(sidecar.settings.uploads)
     gate = AccessGate(
-        BodyLimit(app, sidecar.settings.body_bytes),
+        BodyLimit(AuditGate(api), sidecar.settings.body_bytes),
         callers,
         Refusals(sidecar.events, sidecar.metrics.count_refusal),
         Rates(sidecar.settings.connections),
         open_paths=OPEN_TO_ALL,
     )
     return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
+
+
+def make_api() -> FastAPI:
+    """Build the routes. They find the service in the application's ``state``."""
+    api = FastAPI(
+        default_response_class=PlainJSON,
+        title="memory-sidecar",
+        version=__version__,
+        summary="Makes an agent's memory outlive its sandbox.",
+        lifespan=_warm_up_and_close,
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would go to whatever host the caller named, and cannot name ids that are no text.
+        redirect_slashes=False,
+        dependencies=[Depends(begin_record), Depends(check_access), Depends(announce_change)],
+        generate_unique_id_function=name_operation,
+    )
+    api.include_router(verbs.router)
+    api.include_router(attachments.router)
+    api.include_router(attachments.all_of_them)
+    api.include_router(sandboxes.router)
+    api.include_router(memories.router)
+    api.include_router(records.router)
+    api.include_router(retention.router)
+    api.include_router(search.router)
+    api.include_router(system.router)
+    api.include_router(page.router)
+    api.add_exception_handler(SidecarError, on_sidecar_error)
+    api.add_exception_handler(RequestValidationError, on_bad_request)
+    api.add_exception_handler(HTTPException, on_http_error)
+    api.add_exception_handler(ClientDisconnect, on_caller_gone)
+    api.openapi = lambda: build_openapi(api)  # type: ignore[method-assign]
+    return api
+
+
+@asynccontextmanager
+async def _warm_up_and_close(api: FastAPI) -> AsyncIterator[None]:
+    await warm_up(api)
+    yield
+    await api.state.sidecar.close()
 
 
 class BodyLimit:
@@ -140,21 +147,3 @@ class BodyLimit:
             return message
 
         return counted
-
-
-def _build_openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with examples, problems and the token scheme added. It is built once."""
-    if app.openapi_schema:
-        return app.openapi_schema
-    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Problem"] = TypeAdapter(Problem).json_schema()
-    add_examples(schemas)
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            if "application/json" in operation.get("requestBody", {}).get("content", {}):
-                operation["responses"].update({"415": document_problems(415)[415]})
-    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    document["security"] = [{"token": []}]
-    app.openapi_schema = document
-    return document

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
 
 from sidecar.engine import RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
+from sidecar.models.answers import Attached, Overview
+from sidecar.models.requests import AttachBody
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.veil import veil_attachment, veil_export
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.models import Body, Name, Text
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
@@ -32,34 +32,6 @@ TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
 Which = Annotated[str, Query(alias="sandbox", max_length=1000, description="Which one, where there are several.")]
 
 
-class AttachmentBody(Body):
-    """Which sandbox to look after, and how."""
-
-    sandbox: Name = Field(examples=["e2b:i3x9k2"])
-    layouts: list[Name] = Field(default=[], max_length=100)
-    projects: list[Name] | None = Field(default=None, max_length=100)
-    checkpoint_every: float | None = Field(default=None, ge=1, le=86400, description="Seconds between exports.")
-    conversation: Text = Field(default="", description="Kept with its snapshots.")
-    restore: bool = Field(default=False, description="Restore the memory into it first.")
-    wake: bool = Field(default=False, description="Start it if it is paused or stopped.")
-    user: Text = Field(default="", description="Work in it as this user, also at checkpoints.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachmentAnswer:
-    attachment: Attachment
-    restored: RestoreReceipt | None = None
-    exported: ExportReceipt | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachmentsAnswer:
-    attachments: list[Attachment]
-    store: str
-    service: str
-    """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
-
-
 def get_keeper(request: Request) -> Keeper:
     """Return the keeper of the application."""
     keeper: Keeper = request.app.state.keeper
@@ -68,7 +40,7 @@ def get_keeper(request: Request) -> Keeper:
 
 @router.put("", responses=TROUBLE)
 @needs(Verb.EXPORT)
-async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> AttachmentAnswer:
+async def attach_sandbox(request: Request, memory: MemoryId, body: AttachBody) -> Attached:
     """Look after a sandbox until it is detached, beside others of the memory: export it now and then, before its provider ends
     it, and when the service stops."""
     sidecar, restored, caller = get_sidecar(request), None, get_caller(request)
@@ -90,25 +62,25 @@ async def attach(request: Request, memory: MemoryId, body: AttachmentBody) -> At
             raise RestoreIncomplete(receipt.reason.message if receipt.reason else "The restore is incomplete.")
     care = build_care(body, caller, lasting=True)
     attachment = await get_keeper(request).look_after((memory, ref), care, restored)
-    return AttachmentAnswer(attachment=attachment, restored=restored)
+    return Attached(attachment=attachment, restored=restored)
 
 
 @router.get("", responses=document_problems(400, 404, 409, 422, 503))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE)
-async def look(request: Request, memory: MemoryId, which: Which = "") -> AttachmentAnswer:
+async def get_attachment(request: Request, memory: MemoryId, which: Which = "") -> Attached:
     """How the memory's sandbox stands; of several, the one that is named."""
     found = await get_keeper(request).find(check_memory_id(memory), which)
-    return AttachmentAnswer(attachment=veil_attachment(get_caller(request), found))
+    return Attached(attachment=veil_attachment(get_caller(request), found))
 
 
 @all_of_them.get("/attachments", responses=document_problems(409, 503))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
-async def look_at_all(request: Request) -> AttachmentsAnswer:
+async def list_attachments(request: Request) -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
     keeper, caller = get_keeper(request), get_caller(request)
     found = [one for one in await keeper.find_all() if caller.covers(one.memory)]
-    return AttachmentsAnswer(
+    return Overview(
         attachments=[veil_attachment(caller, one) for one in found],
         store=get_sidecar(request).engine.repository.store.url,
         service=keeper.lease.instance,
@@ -117,13 +89,13 @@ async def look_at_all(request: Request) -> AttachmentsAnswer:
 
 @router.delete("", responses=TROUBLE)
 @needs(Verb.EXPORT)
-async def detach(
+async def detach_sandbox(
     request: Request,
     memory: MemoryId,
     which: Which = "",
     export: Annotated[bool, Query(description="Export it a last time first.")] = False,
     key: IdempotencyKey = "",
-) -> AttachmentAnswer:
+) -> Attached:
     """Stop looking after it."""
     keeper, remembered, caller = get_keeper(request), get_sidecar(request).remembered_calls, get_caller(request)
     check_memory_id(memory)
@@ -131,7 +103,7 @@ async def detach(
     asked = KeyedCall(key, memory, "detach", body, caller) if key else None
     call = await remembered.find(asked) if asked else None
     if call is not None and call.receipt is not None:
-        before = msgspec.convert(call.receipt, AttachmentAnswer)
+        before = msgspec.convert(call.receipt, Attached)
         await keeper.detach(before.attachment)
         return before
     attachment = await keeper.find(memory, which)
@@ -139,7 +111,7 @@ async def detach(
         call, _ = await remembered.begin(asked)
     exported = await _export_last(request, attachment) if export else None
     detached = veil_attachment(caller, await keeper.find(memory, attachment.sandbox))
-    answer = AttachmentAnswer(attachment=detached, exported=exported)
+    answer = Attached(attachment=detached, exported=exported)
     if call is not None:
         await remembered.end(call, asdict(answer))
     await keeper.detach(answer.attachment)

@@ -5,11 +5,49 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel
-
 from sidecar import __version__
-from sidecar.engine.heads import Acceptance
-from sidecar.engine.queries import ChangeRow, EntryRow, MemoryRow, SizeRow, SnapshotRow
+from sidecar.models import requests
+from sidecar.models.answers import (
+    Acceptance,
+    Attached,
+    Attachment,
+    Change,
+    Collected,
+    Counts,
+    Deleted,
+    Entry,
+    Event,
+    ExportOperation,
+    Fate,
+    Forgotten,
+    Forked,
+    Found,
+    Head,
+    Health,
+    Hit,
+    Memories,
+    Memory,
+    Overview,
+    Pinned,
+    Problem,
+    RestoreOperation,
+    Size,
+    Snapshot,
+    SnapshotContents,
+    Snapshots,
+)
+from sidecar.models.records import (
+    Blame,
+    BlamedRecord,
+    Comparison,
+    FileChange,
+    History,
+    HistoryEntry,
+    Origin,
+    RecordChange,
+    RecordRow,
+    Records,
+)
 from sidecar.receipts import (
     DatabaseReport,
     ExportOutcome,
@@ -22,12 +60,6 @@ from sidecar.receipts import (
     SetAside,
     Skip,
 )
-from sidecar.search.port import Hit
-from sidecar.service.api import models
-from sidecar.service.api.attachments import AttachmentAnswer, AttachmentBody, AttachmentsAnswer
-from sidecar.service.api.problems import Problem
-from sidecar.service.attachments.attachment import Attachment
-from sidecar.store.retention import Fate
 
 MEMORY, SANDBOX, CONVERSATION = "acme/agent-7", "e2b:i3x9k2", "conversation-42"
 OLD, NEW = "20261116T083030845Z-318faecc", "20261116T101502117Z-5d0c1a77"
@@ -35,7 +67,7 @@ MADE = "2026-11-16T10:15:02.117+00:00"
 INSTANCE = "conductor-1f0c2a9b7d3e"
 DATABASE = "claude-mem/claude-mem.db"
 
-SNAPSHOT = SnapshotRow(
+SNAPSHOT = Snapshot(
     snapshot=NEW,
     standing="head",
     created=MADE,
@@ -46,7 +78,20 @@ SNAPSHOT = SnapshotRow(
     files=12,
     bytes=55_312_384,
     packs=2,
+    changes={"observation": Counts(added=7), "section": Counts(changed=2)},
 )
+RECORD = RecordRow(
+    id="3f2a91bc04d7e856",
+    kind="observation",
+    key=f"{DATABASE}#s-1,9c1e,1790000000000",
+    title="The flaky test waits for a port",
+    text="It takes any free one now.",
+    project="app",
+    session="s-1",
+    at="2026-09-21T14:13:20+00:00",
+    path=DATABASE,
+)
+ORIGIN = Origin(snapshot=NEW, created=MADE, conversation=CONVERSATION, sandbox=SANDBOX)
 EXPORTED = ExportReceipt(
     outcome=ExportOutcome.COMMITTED,
     memory=MEMORY,
@@ -99,9 +144,8 @@ ATTACHMENT = Attachment(
     saved=MADE,
     snapshot=NEW,
 )
-OPERATION = models.OperationAnswer(
+OPERATION = ExportOperation(
     id="5b1c7e0d9a3f4e2b8c6d1f0a",
-    kind="export",
     memory=MEMORY,
     sandbox=SANDBOX,
     state="running",
@@ -109,9 +153,17 @@ OPERATION = models.OperationAnswer(
     done_bytes=131_072,
     total_bytes=391_204,
     created=1_794_824_102.1,
-    finished=None,
 )
-ENTRY = EntryRow(
+ENDED = RestoreOperation(
+    id="0c9d8e7f6a5b4c3d2e1f0a9b",
+    memory=MEMORY,
+    sandbox=SANDBOX,
+    state="done",
+    created=1_794_824_130.2,
+    finished=1_794_824_131.4,
+    receipt=RESTORED,
+)
+ENTRY = Entry(
     path=DATABASE,
     type="file",
     mode=0o644,
@@ -147,40 +199,71 @@ PROBLEM = Problem(
     code="sandbox-gone",
     hint="Nothing was exported; the head is as it was. Restore into a new sandbox.",
 )
+EVENT = Event(
+    number=7,
+    type="sandbox.lost",
+    at=MADE,
+    memory=MEMORY,
+    sandbox=SANDBOX,
+    details={
+        "conversation": CONVERSATION,
+        "last_saved": MADE,
+        "snapshot": NEW,
+        "unsaved_seconds": 212.0,
+        "error": {
+            "code": PROBLEM.code,
+            "message": PROBLEM.detail,
+            "hint": PROBLEM.hint,
+            "retryable": PROBLEM.retryable,
+        },
+    },
+)
 
 EXAMPLES: dict[str, Any] = {
     type(example).__name__: example
     for example in (
-        models.ExportBody(sandbox=SANDBOX, conversation=CONVERSATION),
-        models.RestoreBody(sandbox=SANDBOX, conversation=CONVERSATION),
-        models.ForkBody(memory="acme/agent-8"),
-        models.HeadBody(snapshot=OLD),
-        models.AcceptanceBody(snapshot=NEW),
-        AttachmentBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
+        requests.ExportBody(sandbox=SANDBOX, conversation=CONVERSATION),
+        requests.RestoreBody(sandbox=SANDBOX, conversation=CONVERSATION),
+        requests.ForkBody(memory="acme/agent-8"),
+        requests.RollbackBody(snapshot=OLD),
+        requests.AcceptBody(snapshot=NEW),
+        requests.AttachBody(sandbox=SANDBOX, checkpoint_every=300, restore=True),
+        requests.StartBody(on="e2b:base", metadata={"team": "docs"}, timeout=3600),
         EXPORTED,
         RESTORED,
         OPERATION,
-        AttachmentAnswer(attachment=ATTACHMENT, restored=RESTORED),
-        AttachmentsAnswer(attachments=[ATTACHMENT], store="s3://memories", service=INSTANCE),
-        models.MemoriesAnswer(
+        ENDED,
+        Attached(attachment=ATTACHMENT, restored=RESTORED),
+        Overview(attachments=[ATTACHMENT], store="s3://memories", service=INSTANCE),
+        Memories(
             store="s3://memories",
             memories=[
-                MemoryRow(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
+                Memory(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
             ],
         ),
-        MemoryRow(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
-        models.SnapshotsAnswer(memory=MEMORY, head=NEW, snapshots=[SNAPSHOT]),
-        models.SnapshotAnswer(**asdict(SNAPSHOT), memory=MEMORY, entries=[ENTRY]),
-        models.DiffAnswer(
-            **{"from": OLD},
+        Memory(memory=MEMORY, head=NEW, snapshots=2, created=MADE, files=12, bytes=55_312_384),
+        Snapshots(memory=MEMORY, head=NEW, snapshots=[SNAPSHOT]),
+        SnapshotContents(**asdict(SNAPSHOT), memory=MEMORY, entries=[ENTRY]),
+        Comparison(
             memory=MEMORY,
+            from_=OLD,
             to=NEW,
-            added=[SizeRow(path="project/memory/2026-11-16.md", size=2_113)],
+            added=[Size(path="project/memory/2026-11-16.md", size=2_113)],
             removed=[],
-            changed=[ChangeRow(path=DATABASE, old_size=52_166_656, new_size=52_428_800)],
+            changed=[Change(path=DATABASE, old_size=52_166_656, new_size=52_428_800)],
+            counts={"observation": Counts(added=1)},
+            records=[RecordChange(**asdict(RECORD), change="added")],
+            files=[FileChange(change="changed", path="claude-mem/settings.json", old_size=120, new_size=131)],
         ),
-        models.ForkAnswer(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
-        models.HeadAnswer(memory=MEMORY, head=OLD, previous=NEW),
+        Records(memory=MEMORY, snapshot=NEW, records=[RECORD]),
+        History(
+            memory=MEMORY,
+            what="project/MEMORY.md",
+            versions=[HistoryEntry(origin=ORIGIN, change="changed", size=2_113)],
+        ),
+        Blame(memory=MEMORY, snapshot=NEW, records=[BlamedRecord(**asdict(RECORD), origin=ORIGIN, first=ORIGIN)]),
+        Forked(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
+        Head(memory=MEMORY, head=OLD, previous=NEW),
         Acceptance(
             memory=MEMORY,
             head=NEW,
@@ -189,13 +272,21 @@ EXAMPLES: dict[str, Any] = {
             reason=Reason(code="shrunk", message="It has 1,204,224 bytes; the head has 52,166,656."),
             pinned=True,
         ),
-        models.PinAnswer(memory=MEMORY, snapshot=OLD, pinned=True),
-        models.ForgetBody(dry_run=True),
-        models.ForgetAnswer(memory=MEMORY, kept=1, forgotten=1, snapshots=FATES, dry_run=True),
-        models.DeleteAnswer(memory=MEMORY, removed=9),
-        models.SearchAnswer(query="brevity", hits=[HIT], more=False, behind=[]),
-        models.Health(status="ok", version=__version__, checks={"store": "ok", "scheduler": "ok", "intake": "ok"}),
+        Pinned(memory=MEMORY, snapshot=OLD, pinned=True),
+        requests.ForgetBody(dry_run=True),
+        Forgotten(
+            memory=MEMORY,
+            dry_run=True,
+            kept=1,
+            forgotten=1,
+            snapshots=FATES,
+            collected=Collected(objects=2, bytes=391_204),
+        ),
+        Deleted(memory=MEMORY, removed=9),
+        Found(query="brevity", hits=[HIT]),
+        Health(status="ok", version=__version__, checks={"store": "ok", "scheduler": "ok", "intake": "ok"}),
         PROBLEM,
+        EVENT,
     )
 }
 """By the name of the schema."""
@@ -204,5 +295,4 @@ EXAMPLES: dict[str, Any] = {
 def add_examples(schemas: dict[str, Any]) -> None:
     """Add each example to its schema."""
     for name, example in EXAMPLES.items():
-        plain = example.model_dump(by_alias=True, mode="json") if isinstance(example, BaseModel) else asdict(example)
-        schemas[name]["examples"] = [plain]
+        schemas[name]["examples"] = [example.as_dict() if hasattr(example, "as_dict") else asdict(example)]

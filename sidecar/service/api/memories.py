@@ -13,81 +13,71 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from sidecar.engine import ExportRequest
+from sidecar.engine import ExportRequest, queries
 from sidecar.engine.archives.tarballs import download
-from sidecar.engine.heads import Acceptance
 from sidecar.engine.limits import build_bounds
-from sidecar.engine.queries import (
-    MemoryRow,
-    compare_snapshots,
-    describe_memory,
-    list_memories,
-    list_snapshots,
-    read_contents,
-)
 from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
+from sidecar.models.answers import (
+    Acceptance,
+    Deleted,
+    Forked,
+    Head,
+    Memories,
+    Memory,
+    SnapshotContents,
+    Snapshots,
+)
+from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
 from sidecar.receipts import ExportReceipt
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.veil import veil_reason, veil_row
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.models import (
-    AcceptanceBody,
-    DeleteAnswer,
-    DiffAnswer,
-    ForkAnswer,
-    ForkBody,
-    HeadAnswer,
-    HeadBody,
-    MemoriesAnswer,
-    SnapshotAnswer,
-    SnapshotsAnswer,
-)
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_result_answer, get_sidecar
+from sidecar.service.calls import note_subject
 
 router = APIRouter(prefix="/v1", tags=["memories"])
 READING = document_problems(400, 404, 409, 422, 503)
 CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
-NEWEST = AcceptanceBody()
+NEWEST = AcceptBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
 @router.get("/memories", responses=document_problems(503))
 @needs(Verb.READ, scope=Scope.SEEN)
-async def get_memories(request: Request) -> MemoriesAnswer:
+async def list_memories(request: Request) -> Memories:
     """Every memory of the store that the token may see."""
-    repository, caller = get_sidecar(request).engine.repository, get_caller(request)
-    rows = await list_memories(repository, caller if caller.restricted else None)
-    return MemoriesAnswer(store=repository.store.url, memories=rows)
+    caller = get_caller(request)
+    return await queries.list_memories(get_sidecar(request).engine.repository, caller if caller.restricted else None)
 
 
 @router.get("/memories/{memory}", responses=READING)
 @needs(Verb.READ)
-async def get_memory(request: Request, memory: MemoryId) -> MemoryRow:
+async def get_memory(request: Request, memory: MemoryId) -> Memory:
     """One memory: its head and how many snapshots it has."""
-    return await describe_memory(get_sidecar(request).engine.repository, memory)
+    return await queries.describe_memory(get_sidecar(request).engine.repository, memory)
 
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
 @needs(Verb.READ)
-async def get_snapshots(request: Request, memory: MemoryId) -> SnapshotsAnswer:
+async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
     """A memory's snapshots, newest first."""
-    state, rows = await list_snapshots(get_sidecar(request).engine.repository, memory)
-    rows = [veil_row(get_caller(request), row) for row in rows]
-    return SnapshotsAnswer(memory=memory, head=state.snapshot or None, snapshots=rows, problem=state.problem)
+    found = await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
+    return replace(found, snapshots=[veil_row(get_caller(request), row) for row in found.snapshots])
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}", responses=READING)
 @needs(Verb.READ)
-async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotAnswer:
+async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> SnapshotContents:
     """A snapshot and every file in it."""
-    found = await read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    found = await queries.read_contents(get_sidecar(request).engine.repository, memory, snapshot)
+    note_subject(snapshot=found.row.snapshot)
     row = veil_row(get_caller(request), found.row)
-    return SnapshotAnswer(**asdict(row), memory=memory, entries=found.entries)
+    return SnapshotContents(**{**asdict(row), "changes": row.changes}, memory=memory, entries=found.entries)
 
 
 @router.get(
@@ -99,7 +89,7 @@ async def get_snapshot(request: Request, memory: MemoryId, snapshot: str) -> Sna
     },
 )
 @needs(Verb.READ)
-async def get_archive(
+async def download_snapshot(
     request: Request, memory: MemoryId, snapshot: str, codec: Literal["gz", "zst"] = "gz"
 ) -> StreamingResponse:
     """A snapshot as an ordinary tarball."""
@@ -110,6 +100,8 @@ async def get_archive(
     except BaseException:
         file.close()
         raise
+
+    note_subject(snapshot=manifest.snapshot)
 
     async def chunks() -> AsyncIterator[bytes]:
         with file:
@@ -125,26 +117,6 @@ async def get_archive(
     return StreamingResponse(chunks(), media_type=kind, headers=headers)
 
 
-@router.get("/memories/{memory}/diff", responses=READING)
-@needs(Verb.READ)
-async def get_diff(
-    request: Request,
-    memory: MemoryId,
-    from_: Annotated[str, Query(alias="from", max_length=1000, description="Default: the parent of `to`.")] = "",
-    to: Wanted = "latest",
-) -> DiffAnswer:
-    """What changed between two snapshots."""
-    found = await compare_snapshots(get_sidecar(request).engine.repository, memory, from_, to)
-    return DiffAnswer(
-        **{"from": found.old},
-        memory=memory,
-        to=found.new,
-        added=found.added,
-        removed=found.removed,
-        changed=found.changed,
-    )
-
-
 @router.post(
     "/memories/{memory}/archives",
     response_model=ExportReceipt,
@@ -157,7 +129,7 @@ async def get_diff(
     },
 )
 @needs(Verb.EXPORT)
-async def post_archive(
+async def adopt_archive(
     request: Request,
     memory: MemoryId,
     label: Annotated[str, Query(max_length=1000)] = "",
@@ -186,25 +158,23 @@ async def post_archive(
 
 @router.post("/memories/{memory}/forks", status_code=201, responses=CHANGING)
 @needs(Verb.READ)
-async def post_fork(request: Request, memory: MemoryId, body: ForkBody) -> ForkAnswer:
+async def fork_memory(request: Request, memory: MemoryId, body: ForkBody) -> Forked:
     """Begin a new memory with a copy of a snapshot."""
     caller = get_caller(request)
     caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
-    manifest = await get_sidecar(request).fork(memory, body.memory, body.snapshot, caller=caller)
-    return ForkAnswer(memory=body.memory, snapshot=manifest.snapshot, origin=manifest.origin)
+    return await get_sidecar(request).fork(memory, body.memory, body.snapshot, caller=caller)
 
 
 @router.put("/memories/{memory}/head", responses=CHANGING)
 @needs(Verb.CHANGE)
-async def put_head(request: Request, memory: MemoryId, body: HeadBody) -> HeadAnswer:
+async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody) -> Head:
     """Make another snapshot the head; nothing is removed."""
-    head, before = await get_sidecar(request).rollback(memory, body.snapshot)
-    return HeadAnswer(memory=memory, head=head.snapshot, previous=before or None)
+    return await get_sidecar(request).rollback(memory, body.snapshot)
 
 
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
 @needs(Verb.CHANGE)
-async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBody = NEWEST) -> Acceptance:
+async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
     """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
     done = await get_sidecar(request).accept(memory, body.snapshot)
     return replace(done, reason=veil_reason(get_caller(request), done.reason))
@@ -212,6 +182,6 @@ async def post_acceptance(request: Request, memory: MemoryId, body: AcceptanceBo
 
 @router.delete("/memories/{memory}", responses=CHANGING)
 @needs(Verb.DELETE)
-async def delete_memory(request: Request, memory: MemoryId) -> DeleteAnswer:
+async def delete_memory(request: Request, memory: MemoryId) -> Deleted:
     """Remove every byte of a memory."""
-    return DeleteAnswer(memory=memory, removed=await get_sidecar(request).delete(memory))
+    return Deleted(memory=memory, removed=await get_sidecar(request).delete(memory))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import Request
@@ -12,13 +12,16 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from sidecar import errors
+from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
-from sidecar.errors import SidecarError
+from sidecar.errors import NotEnded, SidecarError
 from sidecar.host.files import SpoolFull
+from sidecar.models.answers import Problem
 from sidecar.service.access.callers import NoValidToken
 from sidecar.service.api.uploads import UnsupportedMediaType, UploadCut, UploadTimeout
 from sidecar.service.attachments.attachment import NotAttached
 from sidecar.service.attachments.leases import LeaseLost
+from sidecar.service.calls import note_outcome
 from sidecar.service.idempotency import KeyReused
 from sidecar.service.operations import Stopping, TooBusy
 
@@ -29,15 +32,22 @@ HTTP_CODES, OTHER_HTTP = (
     "http-error",
 )
 """What an error of HTTP itself is called."""
+IN_JSON = {
+    "unexpected_keyword_argument": "Extra inputs are not permitted",
+    "dataclass_type": "Input should be a valid object",
+}
+"""Messages for people who send JSON in the place of messages about Python."""
 
 # The first match counts. A failure of a sandbox or its provider is a failed dependency (424), not a failure of the
 # service.
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
+    (NotEnded, 409),
     (UnsupportedMediaType, 415),
     (UploadTimeout, 408),
     (UploadCut, 400),
     (TooBusy, 429),
+    (AuditUnwritable, 503),
     (Stopping, 503),
     (errors.MemoryNotFound, 404),
     (errors.SnapshotNotFound, 404),
@@ -69,19 +79,6 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What went wrong. ``code`` is stable; ``retryable`` says whether the same request can succeed later."""
-
-    status: int
-    title: str
-    detail: str
-    code: str
-    hint: str = ""
-    retryable: bool = False
-    type: str = "about:blank"
-
-
 def status_of(kind: type[SidecarError]) -> int:
     """Return the HTTP status for errors of this kind."""
     return next((status for known, status in STATUS if issubclass(kind, known)), 500)
@@ -101,9 +98,9 @@ def build_problem(error: SidecarError) -> Problem:
 
 def build_answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the HTTP response for a problem."""
+    note_outcome(problem.code)
     waits = {"Retry-After": str(RETRY_SECONDS)} if problem.status in (429, 503) and problem.retryable else {}
-    body = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
-    return JSONResponse(body, problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
+    return JSONResponse(asdict(problem), problem.status, {**waits, **(headers or {})}, media_type=MEDIA_TYPE)
 
 
 async def on_sidecar_error(request: Request, error: Exception) -> JSONResponse:
@@ -117,7 +114,8 @@ async def on_bad_request(request: Request, error: Exception) -> JSONResponse:
     """Answer a request that does not match its model."""
     assert isinstance(error, RequestValidationError)
     told = "; ".join(
-        f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {row['msg']}" for row in error.errors()[:5]
+        f"{'.'.join(str(part) for part in row['loc'] if part != 'body')}: {IN_JSON.get(row['type'], row['msg'])}"
+        for row in error.errors()[:5]
     )
     hint = "See /openapi.json for what may be sent."
     return build_answer(Problem(status=422, title="Bad request", detail=told[:2000], code="bad-request", hint=hint))

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
 from sidecar.errors import NoIndex
 from sidecar.ids import check_memory_id
-from sidecar.search import KINDS, port
+from sidecar.models.answers import RECORD_KINDS, Found, RecordKind
+from sidecar.search import port
 from sidecar.service.access.grants import Verb, express_memories
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.models import SearchAnswer
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
 
 router = APIRouter(prefix="/v1", tags=["search"])
 MOST_NAMES = 100
 
-Kind = Literal["session", "observation", "summary", "prompt", "learning", "decision", "section"]
 Words = Annotated[
     str,
     Query(min_length=1, max_length=1000, description='As for a search engine: `"exact words" or -without`.'),
 ]
 Memories = Annotated[list[str] | None, Query(max_length=MOST_NAMES, description="Only in these memories.")]
-Kinds = Annotated[list[Kind] | None, Query(max_length=len(KINDS), description="Only records of these kinds.")]
+Kinds = Annotated[
+    list[RecordKind] | None, Query(max_length=len(RECORD_KINDS), description="Only records of these kinds.")
+]
 
 
 @router.get("/search", responses=document_problems(400, 409, 422, 503))
 @needs(Verb.READ, scope=Scope.SEEN)
-async def search(
+async def search_memories(
     request: Request,
     q: Words,
     memory: Memories = None,
     kind: Kinds = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     offset: Annotated[int, Query(ge=0, le=10_000)] = 0,
-) -> SearchAnswer:
+) -> Found:
     """Find what memories say, in all of them or in those named. What newer snapshots say than a hit's ``snapshot`` was not
     looked at; ``behind`` names the memories that have one. Without a database for it: 409, ``no-index``."""
     index = get_sidecar(request).engine.index
@@ -47,11 +49,10 @@ async def search(
         caller.require(Verb.READ, check_memory_id(named))
     within = express_memories(caller.memories) if caller.restricted else ""
     wanted = port.Query(words=q, memories=memory or (), within=within, kinds=kind or (), limit=limit, offset=offset)
-    answer = await index.search(wanted)
-    return SearchAnswer(
-        query=q,
-        hits=[hit for hit in answer.found.hits if caller.sees(hit.memory)],
-        more=answer.found.more,
-        behind=[one for one in answer.behind if caller.sees(one)],
-        unindexed=[one for one in answer.unindexed if caller.sees(one)][:MOST_NAMES],
+    found = await index.search(wanted)
+    return replace(
+        found,
+        hits=[hit for hit in found.hits if caller.sees(hit.memory)],
+        behind=[one for one in found.behind if caller.sees(one)],
+        unindexed=[one for one in found.unindexed if caller.sees(one)][:MOST_NAMES],
     )

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
+from sidecar.models.answers import Health
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.veil import EventVeil
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.attachments import get_keeper
-from sidecar.service.api.models import Health
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
 
@@ -28,7 +28,7 @@ BREATH_SECONDS = 15.0
 
 @router.get("/healthz", openapi_extra={"security": []})
 @needs(scope=Scope.OPEN)
-async def healthz() -> Health:
+async def get_health() -> Health:
     """The process lives."""
     return Health(status="ok", version=__version__, checks={})
 
@@ -40,7 +40,7 @@ async def healthz() -> Health:
     openapi_extra={"security": []},
 )
 @needs(scope=Scope.OPEN)
-async def readyz(request: Request) -> Any:
+async def get_readiness(request: Request) -> Any:
     """It can do its work: the store can be written, and attachments are looked after."""
     sidecar = get_sidecar(request)
     checks = {
@@ -63,7 +63,7 @@ async def readyz(request: Request) -> Any:
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus text"}, **document_problems()},
 )
 @needs(Verb.READ, scope=Scope.EVERYTHING)
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Exports, restores, outcomes, bytes, durations, the age of each memory's newest snapshot."""
     sidecar = get_sidecar(request)
     keeper = get_keeper(request)
@@ -80,12 +80,15 @@ async def metrics(request: Request) -> Response:
     "/v1/events",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
+        200: {
+            "content": {"text/event-stream": {"schema": {"$ref": "#/components/schemas/Event"}}},
+            "description": "Server-sent events. The `data` of each is an event as one line of JSON.",
+        },
         **document_problems(422),
     },
 )
 @needs(Verb.READ, scope=Scope.SEEN)
-async def events(
+async def stream_events(
     request: Request,
     last: Annotated[int | None, Header(alias="Last-Event-ID", description="Begin after this event.")] = None,
 ) -> StreamingResponse:

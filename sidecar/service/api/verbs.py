@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
+from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
+from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
 from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.models import Body, ExportBody, OperationAnswer, RestoreBody
 from sidecar.service.api.paths import MemoryId
-from sidecar.service.api.problems import Problem, build_answer, build_problem, document_problems
+from sidecar.service.api.problems import build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import Operation, Receipt
@@ -32,10 +33,17 @@ IdempotencyKey = Annotated[
     ),
 ]
 Wait = Annotated[bool, Query(description="false: answer 202 at once, and tell the progress at /v1/operations/{id}.")]
-ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": OperationAnswer, "description": "Accepted; under way"}}
+ACCEPTED: dict[int | str, dict[str, Any]] = {
+    # Without the type of its body, which a GET of the operation has: with it, generators would make the answer of
+    # every export a union of a receipt and an operation, also for callers that wait.
+    202: {
+        "description": "Accepted, with `wait` false. The body is the operation; `Location` is where to ask for it again.",
+        "headers": {"Location": {"description": "The operation's address.", "schema": {"type": "string"}}},
+    }
+}
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
-CARE_FIELDS = {"layouts", "projects", "checkpoint_every", "conversation", "user"}
-"""What a body of a restore and one of an attachment say alike."""
+SAME_FIELDS = {entry.name for entry in fields(ExportOperation)} - {"problem"}
+"""What an operation has under the same name as the answer about it."""
 
 
 def get_sidecar(request: Request) -> Sidecar:
@@ -44,13 +52,24 @@ def get_sidecar(request: Request) -> Sidecar:
     return sidecar
 
 
-def build_care(body: Body, caller: Caller, *, lasting: bool = False) -> CareOptions:
+def build_care(body: RestoreBody | AttachBody | StartBody, caller: Caller, *, lasting: bool = False) -> CareOptions:
     """Take from a body how its sandbox is to be looked after, and note for whom."""
-    by = caller.name if caller.id else ""
-    return CareOptions(**body.model_dump(include=CARE_FIELDS), by=by, lasting=lasting)
+    return CareOptions(
+        layouts=body.layouts,
+        projects=body.projects,
+        checkpoint_every=body.checkpoint_every,
+        conversation=body.conversation,
+        user=body.user,
+        by=caller.name if caller.id else "",
+        lasting=lasting,
+    )
 
 
-@router.post("/memories/{memory}/exports", response_model=ExportReceipt, responses={**ACCEPTED, **TROUBLE})
+@router.post(
+    "/memories/{memory}/exports",
+    response_model=ExportReceipt,
+    responses={**ACCEPTED, **TROUBLE},
+)
 @needs(Verb.EXPORT)
 async def export_memory(
     request: Request, memory: MemoryId, body: ExportBody, key: IdempotencyKey = "", wait: Wait = True
@@ -73,7 +92,11 @@ async def export_memory(
     return await build_result_answer(request, operation, wait=wait)
 
 
-@router.post("/memories/{memory}/restores", response_model=RestoreReceipt, responses={**ACCEPTED, **TROUBLE})
+@router.post(
+    "/memories/{memory}/restores",
+    response_model=RestoreReceipt,
+    responses={**ACCEPTED, **TROUBLE},
+)
 @needs(Verb.RESTORE)
 async def restore_memory(
     request: Request, memory: MemoryId, body: RestoreBody, key: IdempotencyKey = "", wait: Wait = True
@@ -106,7 +129,7 @@ async def restore_memory(
 
 @router.get("/operations/{id}", responses=document_problems(404, 422))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
-async def look_at_operation(request: Request, id: str) -> OperationAnswer:
+async def get_operation(request: Request, id: str) -> ExportOperation | RestoreOperation:
     """How an export or a restore stands; with its receipt, or what it failed with, once it has ended."""
     operation, caller = get_sidecar(request).operations.find(id), get_caller(request)
     if operation is None or not may_see_operation(caller, operation):
@@ -123,28 +146,16 @@ async def build_result_answer(request: Request, operation: Operation, *, wait: b
     caller = get_caller(request)
     if wait:
         return veil_receipt(caller, await operation.result())
-    from fastapi.encoders import jsonable_encoder
-
     where = f"/v1/operations/{operation.id}"
-    return JSONResponse(jsonable_encoder(_build_operation_answer(caller, operation)), 202, headers={"Location": where})
+    return JSONResponse(asdict(_build_operation_answer(caller, operation)), 202, headers={"Location": where})
 
 
-def _build_operation_answer(caller: Caller, operation: Operation) -> OperationAnswer:
+def _build_operation_answer(caller: Caller, operation: Operation) -> ExportOperation | RestoreOperation:
     own = operation.caller.id == caller.id
+    said: dict[str, Any] = {name: getattr(operation, name) for name in SAME_FIELDS}
     problem = build_problem(operation.problem) if operation.problem else None
     if problem is not None and not own and caller.restricted:
         problem = replace(problem, detail=HIDDEN)
-    return OperationAnswer(
-        id=operation.id,
-        kind=operation.kind,
-        memory=operation.memory,
-        sandbox=operation.sandbox,
-        state=operation.state,
-        doing=operation.doing,
-        done_bytes=operation.done_bytes,
-        total_bytes=operation.total_bytes,
-        created=operation.created,
-        finished=operation.finished,
-        receipt=veil_receipt(caller, operation.receipt, own=own) if operation.receipt else None,
-        problem=problem,
-    )
+    said["problem"] = problem
+    said["receipt"] = veil_receipt(caller, operation.receipt, own=own) if operation.receipt else None
+    return ExportOperation(**said) if operation.kind == "export" else RestoreOperation(**said)

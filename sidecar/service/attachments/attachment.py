@@ -13,6 +13,7 @@ import structlog
 from sidecar.errors import ObjectRefused, SnapshotError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.ids import ATTACHMENTS, CONVERSATIONS, build_attachment_key, build_conversation_key, is_plain_id
+from sidecar.models import answers
 from sidecar.ports import ObjectInfo, Store
 
 OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
@@ -53,47 +54,10 @@ class AttachmentDamaged(ObjectRefused):
     default_hint = "Attach the sandbox again."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
-    """A sandbox the sidecar looks after between restore and export."""
+class Attachment(answers.Attachment):
+    """A sandbox the sidecar looks after, and what follows from its state by the clock of this machine."""
 
-    memory: str
-    sandbox: str
-    layouts: list[str] = field(default_factory=list)
-    projects: list[str] | None = None
-    checkpoint_every: float = 300.0
-    conversation: str = ""
-    """The id of the conversation that is open, or was last."""
-    lasting: bool = True
-    """It is looked after until it is detached; otherwise until its caller has exported it."""
-    attached: str = ""
-    generation: int = 1
-    """Grows with each owner: an owner of an earlier one has lost it."""
-    owner: str = ""
-    """The service that looks after it; "" while none does."""
-    state: str = OPEN
-    """"open"; "idle": its caller has exported it since; "lost": the sandbox is gone, and what it had not saved with it;
-    "ended": gone, after its export."""
-    changed: str = ""
-    """Since when it is in that state."""
-    saved: str = ""
-    """When the head last had all of it: exported, found unchanged, or restored. "": never yet."""
-    snapshot: str = ""
-    """The head at that time."""
-    problem: str = ""
-    """Why the head does not have what the sandbox has, if the last export said so or failed: a code and a sentence."""
-    hint: str = ""
-    """What to do about it."""
-    user: str = ""
-    """As whom it is exported; "": as whoever its provider takes."""
-    by: str = ""
-    """The named token whose holder attached it or opened the conversation; "": none, it was an administrator."""
-    note: str = ""
-    """What else there is to know: that the token is no longer good, for one."""
-
-    @property
-    def place(self) -> AttachmentKey:
-        return self.memory, self.sandbox
+    __slots__ = ()
 
     @property
     def unsaved_seconds(self) -> float:

@@ -68,6 +68,7 @@ class AttachmentSaver:
                 attachment.sandbox,
                 attachment.conversation,
                 told=attachment.problem_code,
+                why=why,
             ),
             work,
             ours=True,
@@ -88,7 +89,7 @@ class AttachmentSaver:
         # Checked before the export, and again by the engine just before the head moves.
         await fence()
         async with self.sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
-            ours = replace(engine, progress=operation, timing=timing, fence=fence)
+            ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
             # The quotas of the token that attached it hold for checkpoints too.
             ours = self.sidecar.admission.narrow_engine(ours, self.sidecar.find_named(attachment.by))
             return await self.sidecar.export_from(sandbox, request, ours)

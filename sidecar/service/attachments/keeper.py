@@ -16,9 +16,11 @@ from functools import partial
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
 from sidecar.engine.restores.choice import LATEST
 from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
+from sidecar.models import answers
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import (
     ENDED,
@@ -83,6 +85,8 @@ class Keeper:
         # A separate job, because comparing with the store takes long when there is much to take over, and the lease
         # must not expire meanwhile.
         self._jobs.every("say that we live", self.lease.renew_every, self.lease.keep)
+        if cron := self._sidecar.settings.find_cron(self._sidecar.settings.checkpoint_at):
+            self._jobs.at("checkpoints", cron, self._schedule.checkpoint_all)
 
     @property
     def alive(self) -> bool:
@@ -220,7 +224,7 @@ class Keeper:
         """Handle that a caller found a sandbox gone."""
         await self._on_gone((memory, self._sidecar.sandboxes.name_of(sandbox)), problem)
 
-    async def detach(self, attachment: Attachment) -> None:
+    async def detach(self, attachment: answers.Attachment) -> None:
         """Remove an attachment, unless the sandbox was attached again in the meantime."""
         held = await self._attachments.find(*attachment.place)
         if held is None or held.attachment.attached != attachment.attached:
@@ -271,6 +275,8 @@ class Keeper:
         attachment = ours.attachment
         self._ledger.keep(ours)
         self._schedule.export_soon(ours.place)
+        own = build_own_call("take-over", memory=attachment.memory, sandbox=attachment.sandbox)
+        self._sidecar.trail.add(own, f"generation {attachment.generation}")
         self._log.info("taken over", memory=attachment.memory, sandbox=attachment.sandbox, former=former)
         self._sidecar.events.publish(
             "attachment.taken-over",

@@ -20,7 +20,8 @@ from sidecar.service.jobs.scheduler import Jobs
 
 JITTER = 0.1
 GONE = (SandboxGone, SandboxNotFound)
-CHECKPOINTS, ENDS, WATCHES, LOOKS, RETRIES = "checkpoint", "end", "watch", "look", "retry"
+CHECKPOINTS, TIMED, ENDS, WATCHES = "checkpoint", "checkpoint at", "end", "watch"
+LOOKS, RETRIES = "look", "retry"
 RETRY_SECONDS = 2.0
 """The wait after a retryable failure. It doubles with each further failure and never exceeds the time between
 checkpoints."""
@@ -76,10 +77,15 @@ class ExportSchedule:
             self._jobs.every(_name_job(CHECKPOINTS, place), every, self._checkpoint, place, jitter=every * JITTER)
             self._ends[place] = _SandboxEnd()
             return
-        self._jobs.cancel(*(_name_job(kind, place) for kind in (CHECKPOINTS, WATCHES, ENDS, LOOKS, RETRIES)))
+        self._jobs.cancel(*(_name_job(kind, place) for kind in (CHECKPOINTS, TIMED, WATCHES, ENDS, LOOKS, RETRIES)))
         if attachment is not None and attachment.state == IDLE:
             every = attachment.checkpoint_every
             self._jobs.run_once(_name_job(LOOKS, place), every, self._check_presence, place, every)
+
+    async def checkpoint_all(self) -> None:
+        """Export every sandbox that is looked after, in jobs of their own, as many at once as at other checkpoints."""
+        for attachment in self._ledger.looked_after:
+            self._jobs.run_once(_name_job(TIMED, attachment.place), 0, self._checkpoint, attachment.place)
 
     def export_soon(self, place: AttachmentKey) -> None:
         """Export within a second, after a take-over: it is not known since when the sandbox was not exported."""

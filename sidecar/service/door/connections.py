@@ -29,7 +29,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sidecar.service.api.problems import Problem, build_answer
+from sidecar.models.answers import Problem
+from sidecar.service.api.problems import build_answer
 from sidecar.service.door.door import SAFE_HEADERS
 from sidecar.service.logs import log_repeats, warn
 

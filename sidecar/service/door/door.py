@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sidecar.host.loopback import is_loopback
+from sidecar.models.answers import Problem
 from sidecar.service.api.page import FILES
-from sidecar.service.api.problems import Problem, build_answer
+from sidecar.service.api.problems import build_answer
 from sidecar.service.door.authorities import ANY, Authority
 
 HEALTH = frozenset({"/healthz", "/readyz"})

@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
@@ -17,7 +18,7 @@ JITTER = 0.1
 
 
 class DrillJob:
-    """Runs a drill every ``drill_every`` seconds and publishes its result."""
+    """Runs a drill every ``drill_every`` seconds, or at the times of ``drill_at``, and publishes its result."""
 
     def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
         self._sidecar = sidecar
@@ -27,7 +28,9 @@ class DrillJob:
 
     def start(self) -> None:
         every = self._sidecar.settings.drill_every
-        if every:
+        if cron := self._sidecar.settings.find_cron(self._sidecar.settings.drill_at):
+            self._jobs.at("drill", cron, self._run_drill)
+        elif every:
             self._jobs.every("drill", every, self._run_drill, jitter=every * JITTER, first=min(SOON, every))
 
     async def _run_drill(self) -> None:
@@ -45,4 +48,6 @@ class DrillJob:
                 self._log.info("a drill went well", memory=memory, **about)
             else:
                 self._log.error("a snapshot does not come back", memory=memory, **about)
+            outcome = "passed" if done.ok else "failed"
+            self._sidecar.trail.add(build_own_call("drill", memory=memory, snapshot=snapshot), outcome)
             self._sidecar.events.publish("drill.passed" if done.ok else "drill.failed", memory=memory, **about)

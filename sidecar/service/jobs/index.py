@@ -17,9 +17,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from sidecar.errors import SidecarError
+from sidecar.models.answers import Event
 from sidecar.search.upkeep import IndexResult, SearchIndex
 from sidecar.service.event_types import HEAD_CHANGES
-from sidecar.service.events import Event, Events
+from sidecar.service.events import Events
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0

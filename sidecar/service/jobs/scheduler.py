@@ -10,12 +10,16 @@ from typing import Any
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from sidecar.errors import SidecarError
+from sidecar.host.cron import Cron
 
 Work = Callable[..., Awaitable[None]]
 LOOK_AT_CLOCK = 2.0
 """Seconds between two checks of the clock, and by how much it may be set back unnoticed."""
+LONG_AGO = timedelta(days=1)
+"""If the clock is put back by more than this, jobs at times of the day are planned again."""
 
 
 class Jobs:
@@ -49,6 +53,22 @@ class Jobs:
             args=[name, work, *args],
             id=name,
             next_run_time=_compute_time(seconds if first is None else first),
+            replace_existing=True,
+            coalesce=True,
+            max_instances=1,
+            misfire_grace_time=None,
+        )
+
+    def at(self, name: str, cron: Cron, work: Work, *args: Any) -> None:
+        """Run ``work`` whenever a cron expression is due, in place of any job of that name.
+
+        What is due while the previous run is active, or while this machine sleeps, is run once afterwards.
+        """
+        self._scheduler.add_job(
+            self._run,
+            _CronTrigger(cron),
+            args=[name, work, *args],
+            id=name,
             replace_existing=True,
             coalesce=True,
             max_instances=1,
@@ -89,9 +109,17 @@ class Jobs:
             ahead = time.time() - time.monotonic()
             if known - ahead > LOOK_AT_CLOCK:
                 self._log.warning("the clock was put back", seconds=round(known - ahead, 1))
-                for job in self._scheduler.get_jobs():
-                    job.modify(next_run_time=job.next_run_time - timedelta(seconds=known - ahead))
+                self._move_jobs(timedelta(seconds=known - ahead))
             known = ahead
+
+    def _move_jobs(self, back: timedelta) -> None:
+        """Plan all jobs again after the clock was put back. Those at times of the day stay where they are: what has run
+        before must not run again because its time comes a second time."""
+        for job in self._scheduler.get_jobs():
+            if not isinstance(job.trigger, _CronTrigger):
+                job.modify(next_run_time=job.next_run_time - back)
+            elif back > LONG_AGO:
+                job.modify(next_run_time=job.trigger.get_next_fire_time(None, datetime.now(UTC)))
 
     async def _run(self, name: str, work: Work, *args: Any) -> None:
         """Run a job. Errors are logged, never raised: the job will run again."""
@@ -103,6 +131,16 @@ class Jobs:
             self._log.error("a job failed", job=name, **problem.as_dict())
         except Exception:
             self._log.exception("a mistake of ours in a job", job=name)
+
+
+class _CronTrigger(BaseTrigger):  # type: ignore[misc]
+    """The times of a cron expression for APScheduler. Of those that are past only one is run."""
+
+    def __init__(self, cron: Cron) -> None:
+        self.cron = cron
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
+        return self.cron.find_next(now if previous_fire_time is None else max(previous_fire_time, now))
 
 
 def _compute_time(seconds: float) -> datetime:

@@ -22,8 +22,8 @@ import structlog
 
 from sidecar.errors import SidecarError
 from sidecar.ids import build_outbox_prefix
+from sidecar.models.answers import Event
 from sidecar.ports import Store
-from sidecar.service.events import Event
 from sidecar.service.settings import Webhook
 
 WAITING = 10_000

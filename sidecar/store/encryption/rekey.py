@@ -23,9 +23,11 @@ from sidecar.host.files import open_spool
 from sidecar.host.work import Progress
 from sidecar.ids import (
     ATTACHMENTS,
+    AUDIT,
     CONVERSATIONS,
     INSTANCES,
     ROOT,
+    STARTS,
     STORE_ID,
     MemoryKeys,
     build_memory_key,
@@ -244,7 +246,7 @@ async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, v
 async def _rekey_others(store: Store, problems: list[str]) -> int:
     """Rewrite the store's id and what services keep beside the memories. A service that died is taken for alive a
     little longer."""
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS)
     keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _rewrite(store, key, problems) for key in (STORE_ID, *keys)])
 

@@ -2,6 +2,7 @@
 const EVERY = 5000;
 const PAUSE = 1000;
 const MOST_EVENTS = 50;
+const MOST_ROWS = 200;
 const one = (name) => document.getElementById(name);
 let token = sessionStorage.getItem("token") || "";
 let shown = "";
@@ -124,10 +125,47 @@ async function snapshots() {
   const rows = answer.ok ? (await answer.json()).snapshots : [];
   one("of").replaceChildren(breakable(shown));
   fill("snapshots", rows.map((snapshot) => row(
-    [snapshot.snapshot], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad" }[snapshot.standing]],
+    [link(snapshot.snapshot, () => inspect(shown, snapshot.snapshot))], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad" }[snapshot.standing]],
     snapshot.created ? [ago(snapshot.created), "whole"] : [snapshot.problem, "bad"], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
-    [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
+    [counted(snapshot.changes), "faint"], [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
   )));
+}
+
+function counted(changes) {
+  if (!changes) return "unknown";
+  return Object.entries(changes).map(([kind, { added, changed, removed }]) => [
+    added ? `+${added}` : "", changed ? `${changed} changed` : "", removed ? `-${removed}` : "",
+  ].filter(Boolean).join(", ") + ` ${kind}`).join("; ");
+}
+
+// A snapshot never changes: what it says is asked for once, when somebody opens it.
+async function inspect(memory, snapshot) {
+  const base = `v1/memories/${encodeURIComponent(memory)}`;
+  const name = encodeURIComponent(snapshot);
+  const [difference, said, whole] = await Promise.all([
+    ask(`${base}/diff?to=${name}&limit=${MOST_ROWS}`), ask(`${base}/snapshots/${name}/records?limit=${MOST_ROWS}`),
+    ask(`${base}/snapshots/${name}`),
+  ]);
+  const { records: changes, files: others } = difference.ok ? await difference.json() : { records: [], files: [] };
+  one("with").replaceChildren(breakable(snapshot));
+  const style = { added: "good", removed: "bad" };
+  fill("changes", [
+    ...changes.map((record) => row([record.change, style[record.change]], [record.kind], [record.title], [difflines(record), "faint"])),
+    ...others.map((file) => row([file.change, style[file.change]], ["file"], [file.path], [difflines(file), "faint"])),
+  ]);
+  const { records, next } = said.ok ? await said.json() : { records: [], next: null };
+  one("more").textContent = next ? `the first ${MOST_ROWS}` : "";
+  fill("says", records.map((record) => row([record.kind], [record.title], [record.path, "faint"], [record.at ? ago(record.at) : "", "faint"])));
+  const entries = whole.ok ? (await whole.json()).entries.filter((entry) => entry.type === "file") : [];
+  fill("files", entries.slice(0, MOST_ROWS).map((entry) => row([entry.path], [size(entry.size), "number"])));
+}
+
+function difflines(record) {
+  const text = record.diff.length ? record.diff.join("\n") : record.text || "";
+  if (!text) return "";
+  const block = document.createElement("pre");
+  block.textContent = text.length > 2000 ? `${text.slice(0, 2000)}…` : text;
+  return block;
 }
 
 // What a restore left as it was, saved first or set aside.

@@ -1,0 +1,155 @@
+"""Creates and ends sandboxes: at a provider through its SDK, or as folders of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from adapters.sandboxes.remote import Vendor, remove_credentials
+from sidecar.errors import (
+    BadReference,
+    SandboxError,
+    SandboxNotAllowed,
+    SandboxUnreachable,
+    SidecarError,
+    UsageError,
+)
+from sidecar.host.work import start_in_thread
+from sidecar.policy.local_folders import ALLOW, LocalPolicy
+from sidecar.ports import SandboxPlan
+
+PATIENCE_SECONDS = 150.0
+"""How long a provider may take to create a sandbox."""
+PREFIX = "memory-sidecar-sandbox-"
+_FOLDER = re.compile(PREFIX + "[0-9a-f]{40}")
+T = TypeVar("T")
+
+
+class Account(Protocol):
+    """One provider's SDK. Every method blocks, and raises whatever the SDK raises, or a ``SidecarError``."""
+
+    @property
+    def vendor(self) -> Vendor:
+        """Who translates the SDK's errors."""
+        ...
+
+    def create(self, plan: SandboxPlan) -> str: ...
+
+    def find(self, name: str) -> list[str]: ...
+
+    def end(self, name: str) -> None: ...
+
+
+class RemoteProvider:
+    """Sandboxes behind a vendor's SDK."""
+
+    def __init__(self, provider: str, account: Account) -> None:
+        self._provider = provider
+        self._account = account
+
+    async def create(self, plan: SandboxPlan) -> str:
+        try:
+            return await self._call(lambda: self._account.create(plan), f"a new {self._provider} sandbox")
+        except SandboxError as problem:
+            if not problem.retryable and problem.hint == SandboxError.default_hint:
+                problem.hint = f"Check the name after {self._provider}:, and what the account may create."
+            raise
+
+    async def find(self, name: str) -> Sequence[str]:
+        return await self._call(lambda: self._account.find(name), f"the list of {self._provider} sandboxes")
+
+    async def end(self, ref: str) -> None:
+        await self._call(lambda: self._account.end(ref.partition(":")[2]), ref)
+
+    async def _call(self, work: Callable[[], T], what: str) -> T:
+        """Run a blocking call in a thread, and translate its errors."""
+        calling = start_in_thread(work)
+        done, _ = await asyncio.wait({calling}, timeout=PATIENCE_SECONDS)
+        if not done:
+            raise SandboxUnreachable(f"The provider did not answer about {what} within {PATIENCE_SECONDS:.0f} seconds.")
+        try:
+            return calling.result()
+        except SidecarError:
+            raise
+        except Exception as problem:
+            raise remove_credentials(self._account.vendor.meaning(problem, what)) from None
+
+
+class LocalProvider:
+    """Folders of this machine: below the first of the allowed roots, else in the temporary folder.
+
+    Only folders with the names that are given here are ever removed.
+    """
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self._policy = policy
+
+    async def create(self, plan: SandboxPlan) -> str:
+        if plan.template or plan.timeout is not None:
+            raise UsageError("A local sandbox has no template and no time-out.", hint="Write --on local: alone.")
+        folder = self._find_base() / f"{PREFIX}{plan.name}"
+        self._policy.check(str(folder))
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            _check_own(folder)
+        except OSError as problem:
+            raise SandboxError(f"{folder} cannot be made: {problem.strerror}.") from None
+        return f"local:{folder}"
+
+    async def find(self, name: str) -> Sequence[str]:
+        folder = self._find_base() / f"{PREFIX}{name}"
+        return [f"local:{folder}"] if folder.is_dir() and not folder.is_symlink() else []
+
+    async def end(self, ref: str) -> None:
+        folder = Path(ref.partition(":")[2])
+        if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or folder.parent != self._find_base():
+            raise SandboxNotAllowed(
+                f"{ref} is a folder that was not made by `start`, and is not removed.",
+                hint="`memory-sidecar detach` stops looking after it; the folder is yours to remove.",
+            )
+        try:
+            await asyncio.to_thread(shutil.rmtree, folder)
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            raise SandboxError(f"{folder} cannot be removed: {problem.strerror}.") from None
+
+    def _find_base(self) -> Path:
+        if self._policy.roots:
+            return Path(self._policy.roots[0])
+        if self._policy.confined:
+            raise SandboxNotAllowed("This service has no folders that may be sandboxes.", hint=ALLOW)
+        return Path(os.path.realpath(tempfile.gettempdir()))
+
+
+def _check_own(folder: Path) -> None:
+    """Raise ``SandboxNotAllowed`` unless a folder that is there already can only be one of an earlier attempt: others may
+    write to the temporary folder too."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise SandboxNotAllowed(f"{folder} is there already, and was not made by `start`.", hint="Remove it.")
+
+
+def open_account(provider: str, policy: LocalPolicy) -> RemoteProvider | LocalProvider:
+    """Return who creates sandboxes at a provider. Raise ``BadReference``."""
+    if provider == "local":
+        return LocalProvider(policy)
+    if provider == "e2b":
+        from adapters.sandboxes.e2b import E2BAccount
+
+        return RemoteProvider(provider, E2BAccount())
+    if provider == "daytona":
+        from adapters.sandboxes.daytona import DaytonaAccount
+
+        return RemoteProvider(provider, DaytonaAccount())
+    raise BadReference(
+        f"{provider[:80]!r} is no provider of sandboxes.", hint="Write e2b:TEMPLATE, daytona:SNAPSHOT or local:."
+    )

@@ -1,0 +1,100 @@
+"""Count what an export taught, by kind of record, for the manifest of its snapshot.
+
+Numbers only, so that ``log`` can tell what changed without opening a pack. Only files that changed are read, and what
+they were is unpacked from the parent's packs. That has a budget: an export is not to wait for its own description, and
+beyond the budget, or if something cannot be read, the counts are not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from sidecar.engine.comparison import Side, add_counts, list_needed, make_side
+from sidecar.engine.exports.arrival import CheckedExport
+from sidecar.engine.exports.run import ExportRun
+from sidecar.errors import SnapshotError, StoreError, UntrustedSandbox
+from sidecar.format.index import Entry
+from sidecar.host.files import SpoolFull
+from sidecar.host.work import Deadline, run_in_thread
+from sidecar.models.answers import Counts
+from sidecar.records.comparison import Version, compare_units, list_differing
+from sidecar.records.workspace import Workspace
+from sidecar.store.manifest import Manifest
+
+MOST_FETCHED = 16 << 20
+"""If the parent's packs have more bytes than this, they are not fetched."""
+MOST_READ = 64 << 20
+"""If the files to compare have more bytes than this, they are not read."""
+MOST_SECONDS = 10.0
+MOST_KINDS = 64
+FILE_KIND = "file"
+
+Changes = dict[str, tuple[int, int, int]]
+
+
+async def count_changes(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> Changes | None:
+    """Return how many records were added, changed and removed since the parent, by kind; ``None`` if that cannot be told
+    within the budget. It never fails an export."""
+    try:
+        async with asyncio.timeout(MOST_SECONDS):
+            counts = await _count(run, checked, manifest)
+    except (SnapshotError, StoreError, UntrustedSandbox, SpoolFull, TimeoutError):
+        return None
+    if counts is None or len(counts) > MOST_KINDS:
+        return None
+    return {kind: (one.added, one.changed, one.removed) for kind, one in counts.items()}
+
+
+async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> dict[str, Counts] | None:
+    engine, needed = run.engine, set[str]()
+    space = Workspace(engine.repository.store, manifest.memory, run.scratch, needed.__contains__, check=False)
+    parent = await _find_parent(run, checked, manifest)
+    old_entries: Mapping[str, Entry] = {}
+    if parent is not None and checked.base is not None and parent.snapshot == checked.base.snapshot:
+        old_entries = checked.base_entries
+        space.add_indexes(parent, checked.base_indexes)
+    elif parent is not None:
+        old_entries = await space.read_entries(parent)
+    old = make_side(parent or manifest, old_entries, engine.layouts)
+    new = make_side(manifest, checked.entries, engine.layouts)
+    needed |= list_needed(old, new, texts=False)
+    if not _is_affordable(parent, old, new, needed):
+        return None
+    before, files = old.units, {}
+    if parent is not None and needed & old_entries.keys():
+        files = await space.advance(parent)
+    if checked.received_pack.pack.index.kind == "full":
+        space = Workspace(engine.repository.store, manifest.memory, run.scratch, needed.__contains__, check=False)
+    later = await space.apply_pack(manifest, checked.entries, checked.received_pack.pack) if needed else {}
+    versions = Version(old_entries, before, files), Version(checked.entries, new.units, later)
+    return await run_in_thread(_compare, *versions, seconds=MOST_SECONDS)
+
+
+async def _find_parent(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> Manifest | None:
+    """Return the manifest of the parent; ``None`` if there is none. Raise a ``SnapshotError`` if it cannot be read."""
+    for known in (checked.base, run.replaces):
+        if known is not None and known.snapshot == manifest.parent:
+            return known
+    return await run.engine.repository.manifest(manifest.memory, manifest.parent) if manifest.parent else None
+
+
+def _is_affordable(parent: Manifest | None, old: Side, new: Side, needed: set[str]) -> bool:
+    fetched = sum(pack.bytes for pack in parent.packs) if parent and needed & old.entries.keys() else 0
+    read = sum(side.entries[path].size for side in (old, new) for path in needed & side.entries.keys())
+    return fetched <= MOST_FETCHED and read <= MOST_READ
+
+
+def _compare(old: Version, new: Version, deadline: Deadline) -> dict[str, Counts] | None:
+    """Count the differences; ``None`` if a file that holds records cannot be read."""
+    units = list(compare_units(old, new, deadline.check))
+    if any(unit.problem for unit in units):
+        return None
+    told = {path for unit in units if unit.counts for path in unit.paths}
+    counts = add_counts(unit.counts for unit in units)
+    files = list_differing(old.entries, new.entries) - told
+    if files:
+        added = sum(path not in old.entries for path in files)
+        removed = sum(path not in new.entries for path in files)
+        counts[FILE_KIND] = Counts(added=added, changed=len(files) - added - removed, removed=removed)
+    return counts

@@ -1,0 +1,354 @@
+"""What a snapshot says, and how it came to say it: its records and files, their versions, and which conversation taught
+them.
+
+The line of a snapshot is what it grew out of, as far as retention has left it. Going along it reads each pack once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sidecar.engine.comparison import make_side, read_manifest
+from sidecar.engine.core import Engine
+from sidecar.errors import RecordNotFound, SnapshotDamaged, SnapshotNotFound
+from sidecar.format.index import FILE, Entry
+from sidecar.host.files import open_spool
+from sidecar.host.work import run_in_thread
+from sidecar.layouts.sources import MESSAGE
+from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, Records
+from sidecar.records.files import Unreadable
+from sidecar.records.matching import match_rows, sketch_rows
+from sidecar.records.record import Record, escape_path
+from sidecar.records.rows import list_fields, make_row
+from sidecar.records.units import Files, Unit, narrow_units
+from sidecar.records.workspace import Workspace
+from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
+
+MOST_IN_LINE = 1000
+"""A line is followed so many snapshots back."""
+SHORTEST_ID = 6
+
+
+async def list_records(
+    engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), limit: int = 1000, after: str = ""
+) -> Records:
+    """Return a page of the records of a snapshot. Messages are left out unless their kind is named."""
+    manifest = await read_manifest(engine.repository, memory, wanted)
+    start = int(after) if after.isdigit() and len(after) < 10 else 0
+
+    def is_wanted(kind: str) -> bool:
+        return kind in kinds if kinds else kind != MESSAGE
+
+    async with _open_snapshot(engine, manifest, lambda unit: any(map(is_wanted, unit.kinds))) as found:
+        units, files = found
+        problems: list[str] = []
+        records = await run_in_thread(_take_page, _read_all(units, files, problems, is_wanted), start, limit + 1)
+    more = len(records) > limit
+    return Records(
+        memory=memory,
+        snapshot=manifest.snapshot,
+        records=[make_row(record) for record in records[:limit]],
+        next=str(start + limit) if more else None,
+        problems=problems,
+    )
+
+
+def _take_page(records: Iterator[Record], start: int, count: int) -> list[Record]:
+    page: list[Record] = []
+    for number, record in enumerate(records):
+        if number >= start:
+            page.append(record)
+        if len(page) >= count:
+            break
+    return page
+
+
+def _read_all(
+    units: Collection[Unit], files: Files, problems: list[str], is_wanted: Callable[[str], bool]
+) -> Iterator[Record]:
+    for unit in units:
+        try:
+            for key, item in unit.read_named(files):
+                if is_wanted(item.kind):
+                    yield item.build(key)
+        except (Unreadable, OSError) as problem:
+            problems.append(f"{escape_path(unit.paths[0])} cannot be read: {problem}.")
+
+
+@asynccontextmanager
+async def _open_snapshot(
+    engine: Engine, manifest: Manifest, choose: Callable[[Unit], bool]
+) -> AsyncIterator[tuple[list[Unit], Files]]:
+    """Yield the chosen units of a snapshot with their files."""
+    async with open_spool() as scratch:
+        needed: set[str] = set()
+        space = Workspace(engine.repository.store, manifest.memory, scratch, needed.__contains__)
+        side = make_side(manifest, await space.read_entries(manifest), engine.layouts)
+        units = [unit for _, unit in sorted(side.units.items()) if choose(unit)]
+        needed.update(path for unit in units for path in unit.paths)
+        yield units, await space.advance(manifest)
+
+
+@asynccontextmanager
+async def open_file(repository: Repository, memory: str, wanted: str, path: str) -> AsyncIterator[tuple[Entry, Path]]:
+    """Yield the entry of a file of a snapshot, and where its contents are meanwhile. Raise ``RecordNotFound``."""
+    manifest = await read_manifest(repository, memory, wanted)
+    async with open_spool() as scratch:
+        space = Workspace(repository.store, manifest.memory, scratch, path.__eq__)
+        entries = await space.read_entries(manifest)
+        if path not in entries or entries[path].type != FILE:
+            raise RecordNotFound(f"Snapshot {manifest.snapshot} has no file {path!r}.")
+        files = await space.advance(manifest)
+        yield entries[path], Path(files[path].place)
+
+
+async def read_line(repository: Repository, memory: str, wanted: str) -> list[tuple[Manifest, Origin]]:
+    """Return what a snapshot grew out of, the oldest first, and itself. Where retention has forgotten a snapshot, the
+    next older one that was the head is taken, and the origin after it says so."""
+    newest = await read_manifest(repository, memory, wanted)
+    ids = await repository.list_snapshot_ids(memory)
+    head = (await repository.head(memory)).head
+    past = {snapshot for snapshot, _ in head.history} if head else set()
+    line: list[tuple[Manifest, Origin]] = []
+    manifest: Manifest | None = newest
+    while manifest is not None and len(line) < MOST_IN_LINE:
+        parent, older = manifest.parent, None
+        forgotten = bool(parent) and parent not in ids
+        name = parent if not forgotten else next((one for one in ids if one < manifest.snapshot and one in past), "")
+        if name:
+            try:
+                older = await repository.manifest(memory, name)
+            except (SnapshotNotFound, SnapshotDamaged):
+                forgotten = True
+        if older is None and _is_copy(manifest):
+            forgotten = True
+        line.append((manifest, _make_origin(manifest, before=forgotten)))
+        manifest = older
+    return line[::-1]
+
+
+def _is_copy(manifest: Manifest) -> bool:
+    """Whether a snapshot was not taught here: a fork has the records of another memory."""
+    return manifest.origin not in ("export", "import") and not manifest.parent
+
+
+def _make_origin(manifest: Manifest, *, before: bool) -> Origin:
+    return Origin(
+        snapshot=manifest.snapshot,
+        created=manifest.created,
+        conversation=manifest.conversation,
+        label=manifest.label,
+        sandbox=manifest.sandbox,
+        before=before,
+    )
+
+
+async def trace_file(repository: Repository, memory: str, wanted: str, path: str) -> list[HistoryEntry]:
+    """Return every version of a file, the oldest first. No pack is read. Raise ``RecordNotFound``."""
+    line = await read_line(repository, memory, wanted)
+    versions: list[HistoryEntry] = []
+    async with open_spool() as scratch:
+        space = Workspace(repository.store, memory, scratch, lambda _: False)
+        before: Entry | None = None
+        for manifest, origin in line:
+            entry = (await space.read_entries(manifest)).get(path)
+            if change := _compare_entries(before, entry):
+                versions.append(HistoryEntry(origin=origin, change=change, size=entry.size if entry else 0))
+            before = entry
+    if not versions:
+        raise RecordNotFound(f"{memory} never had a file {path!r}.")
+    return versions
+
+
+def _compare_entries(old: Entry | None, new: Entry | None) -> str:
+    if old is None or new is None:
+        return "added" if new else "removed" if old else ""
+    return "changed" if (old.digest, old.size, old.target) != (new.digest, new.size, new.target) else ""
+
+
+async def trace_record(engine: Engine, memory: str, wanted: str, name: str) -> list[HistoryEntry]:
+    """Return every version of a record, the oldest first. It is named by its id, the beginning of it, or its key. Raise
+    ``RecordNotFound``."""
+    line = await read_line(engine.repository, memory, wanted)
+    versions: list[HistoryEntry] = []
+    last: Record | None = None
+    async with open_spool() as scratch:
+        needed: set[str] = set()
+        space = Workspace(engine.repository.store, memory, scratch, needed.__contains__)
+        seen: dict[str, str] = {}
+        names: set[str] = set()
+        for manifest, origin in line:
+            side = make_side(manifest, await space.read_entries(manifest), engine.layouts)
+            needed.update(path for unit in side.units.values() if unit.kinds != {MESSAGE} for path in unit.paths)
+            files = await space.advance(manifest)
+            digests = {path: side.entries[path].digest for path in files}
+            if digests == seen:
+                continue
+            seen = digests
+            units = [unit for _, unit in sorted(side.units.items()) if unit.kinds != {MESSAGE}]
+            found = await run_in_thread(_find_records, units, files, name)
+            names |= {one.id for one in found}
+            if len(names) > 1 and name not in names:
+                raise RecordNotFound(
+                    f"{len(names)} records match {name!r}.", hint="Name it by more of its id, or its key."
+                )
+            record = found[0] if found else None
+            told = record or last
+            if told is not None and (change := _compare_records(last, record)):
+                versions.append(HistoryEntry(origin=origin, change=change, record=make_row(told)))
+            last = record
+    if not versions:
+        raise RecordNotFound(f"{memory} never had a record {name!r}.")
+    return versions
+
+
+def _find_records(units: Collection[Unit], files: Files, name: str) -> list[Record]:
+    """Return the records that a name means."""
+    found = []
+    for record in _read_all(units, files, [], lambda kind: kind != MESSAGE):
+        if name in (record.key, f"{record.kind}:{record.key}", record.id) or (
+            len(name) >= SHORTEST_ID and record.id.startswith(name)
+        ):
+            found.append(record)
+    return found
+
+
+def _compare_records(old: Record | None, new: Record | None) -> str:
+    if old is None or new is None:
+        return "added" if new else "removed" if old else ""
+    return "changed" if (old.title, old.text, old.project) != (new.title, new.text, new.project) else ""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A unit as the last snapshot had it. For each of its records, by position: the number of the snapshot that its
+    text is from, and of that which it came with; for rows of tables also (source, rowid)."""
+
+    unit: Unit
+    files: Files
+    origins: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    rowids: list[tuple[int, int]] = field(default_factory=list)
+
+
+async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kinds: Collection[str] = ()) -> Blame:
+    """Return every record of a snapshot, or of one of its files, with what taught it. Each pack is read once.
+
+    Raise ``RecordNotFound`` if there is no such file.
+    """
+    line = await read_line(engine.repository, memory, wanted)
+    async with open_spool() as scratch:
+        needed: set[str] = set()
+        space = Workspace(engine.repository.store, memory, scratch, needed.__contains__)
+        last = make_side(line[-1][0], await space.read_entries(line[-1][0]), engine.layouts)
+        if path and path not in last.entries:
+            raise RecordNotFound(f"Snapshot {last.manifest.snapshot} has no file {path!r}.")
+
+        def is_wanted(kind: str) -> bool:
+            return kind in kinds if kinds else kind != MESSAGE
+
+        names = {
+            name
+            for name, unit in last.units.items()
+            if (not path or path in unit.paths) and any(map(is_wanted, unit.kinds))
+        }
+        tracked: dict[str, _Tracked] = {}
+        problems: dict[str, str] = {}
+        seen: dict[str, tuple[str, ...]] = {}
+        files: Files = {}
+        for number, (manifest, _) in enumerate(line):
+            entries = await space.read_entries(manifest)
+            side = make_side(manifest, _pick_units(entries, names), engine.layouts)
+            needed.update(one for unit in side.units.values() for one in unit.paths)
+            files = await space.advance(manifest, keep=True)
+            changed = {}
+            for name in names & side.units.keys():
+                digests = tuple(entries[one].digest for one in side.units[name].paths)
+                if seen.get(name) != digests:
+                    changed[name], seen[name] = side.units[name], digests
+            for name in names - side.units.keys():
+                tracked.pop(name, None)
+                seen.pop(name, None)
+            await run_in_thread(_track, changed, files, number, tracked, problems)
+            for unit in tracked.values():
+                unit.files = files
+            await space.release()
+        blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
+    rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
+    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
+
+
+def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, Entry]:
+    """Return the files that can belong to units of these names: a path, or all of a root."""
+    return {path: entry for path, entry in entries.items() if path in names or f"{path.partition('/')[0]}#" in names}
+
+
+def _track(
+    units: dict[str, Unit], files: Files, number: int, tracked: dict[str, _Tracked], problems: dict[str, str]
+) -> None:
+    """Note which records of these units are new or changed in snapshot ``number``."""
+    for name, unit in units.items():
+        problems.pop(name, None)
+        old = tracked.get(name)
+        try:
+            found = _follow_rows(old, unit, files, number) if old is not None else None
+            tracked[name] = found or _follow_all(old, unit, files, number)
+        except (Unreadable, OSError) as problem:
+            tracked.pop(name, None)
+            problems[name] = f"{escape_path(unit.paths[0])} cannot be read: {problem}."
+
+
+def _follow_all(old: _Tracked | None, unit: Unit, files: Files, number: int) -> _Tracked:
+    """Match all records of a unit with those it had before. Raise ``Unreadable``."""
+    before = sketch_rows(old.unit.read(old.files)) if old is not None else []
+    rows = sketch_rows(unit.read(files))
+    tracked = _Tracked(unit, files, [number] * len(rows), [number] * len(rows), unit.list_rowids(files))
+    match = match_rows(before, rows)
+    changed = set(match.changed)
+    for i, j in match.pairs:
+        assert old is not None
+        tracked.firsts[j] = old.firsts[i]
+        if (i, j) not in changed:
+            tracked.origins[j] = old.origins[i]
+    return tracked
+
+
+def _follow_rows(old: _Tracked, unit: Unit, files: Files, number: int) -> _Tracked | None:
+    """Match only the rows of tables that differ; ``None`` if they cannot be told. Raise ``Unreadable``."""
+    if len(old.rowids) != len(old.origins) or (narrow := narrow_units(old.unit, unit, old.files, files)) is None:
+        return None
+    went, came = ([(source, rowid) for source, rowids in enumerate(one.only) for rowid in rowids] for one in narrow)
+    before, after = sketch_rows(narrow[0].read(old.files)), sketch_rows(narrow[1].read(files))
+    if (len(before), len(after)) != (len(went), len(came)):
+        return None
+    marks = dict(zip(old.rowids, zip(old.origins, old.firsts, strict=True), strict=True))
+    gone = [marks.pop(one) for one in went]
+    match = match_rows(before, after)
+    marks.update(dict.fromkeys(came, (number, number)))
+    changed = set(match.changed)
+    for i, j in match.pairs:
+        marks[came[j]] = (number if (i, j) in changed else gone[i][0], gone[i][1])
+    rowids = sorted(marks)
+    return _Tracked(unit, files, [marks[one][0] for one in rowids], [marks[one][1] for one in rowids], rowids)
+
+
+def _attribute(
+    units: dict[str, Unit], files: Files, tracked: dict[str, _Tracked], line: list[tuple[Manifest, Origin]]
+) -> list[BlamedRecord]:
+    """Return the records of the last snapshot with their origins."""
+    found = []
+    for name, unit in sorted(units.items()):
+        rows = tracked.get(name)
+        if rows is None:
+            continue
+        for position, (key, item) in enumerate(unit.read_named(files)):
+            if position >= len(rows.origins):
+                break
+            origin, first = line[rows.origins[position]][1], line[rows.firsts[position]][1]
+            fields = list_fields(item.build(key), text=False)
+            found.append(BlamedRecord(**fields, origin=origin, first=first))
+    return found

@@ -1,0 +1,138 @@
+"""The answers about records: what snapshots say, what differs between them, and where it is from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from sidecar.models.answers import Counts, Difference
+from sidecar.schema import OneOf
+
+ChangeKind = Annotated[str, OneOf("added", "changed", "removed")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRow:
+    """One thing that a memory says. ``id`` is short for its kind and key."""
+
+    id: str
+    kind: str
+    key: str
+    title: str
+    text: str = ""
+    project: str = ""
+    session: str = ""
+    at: str | None = None
+    """When it was written down; ISO, in UTC."""
+    path: str = ""
+    """The file it is in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordChange(RecordRow):
+    """A record that differs. A removed one is told as it was."""
+
+    change: ChangeKind
+    diff: list[str] = field(default_factory=list)
+    """Of a changed one: the lines of its text that differ, each after "-", "+" or a blank."""
+    source: str = ""
+    """Exactly what stands in the file, where that can be told; of a removed one, what stood there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange:
+    """A file that differs and holds no records, or none that differ."""
+
+    change: ChangeKind
+    path: str
+    old_size: int = 0
+    new_size: int = 0
+    diff: list[str] = field(default_factory=list)
+    """If it is text: the lines that differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Difference):
+    """What differs from one snapshot to another, by records and by files."""
+
+    counts: dict[str, Counts] = field(default_factory=dict)
+    """By kind of record; messages are only counted."""
+    records: list[RecordChange] = field(default_factory=list)
+    files: list[FileChange] = field(default_factory=list)
+    """Those that hold no records, or none that differ."""
+    more: int = 0
+    """How many records and files are counted and not described."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read as records."""
+    next: str | None = None
+    """Where the next page of ``records`` begins; null on the last one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """A page of what a snapshot says, in the order of its files."""
+
+    memory: str
+    snapshot: str
+    records: list[RecordRow]
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The snapshot that something came with, and what is known about that."""
+
+    snapshot: str
+    created: str = ""
+    conversation: str = ""
+    label: str = ""
+    sandbox: str = ""
+    before: bool = False
+    """It came with this snapshot, or with one before it that retention has forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """A version of a file or a record: the snapshot that brought it, and what that did."""
+
+    origin: Origin
+    change: ChangeKind
+    size: int = 0
+    """Of a file."""
+    record: RecordRow | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Every version of a file or a record, the oldest first."""
+
+    memory: str
+    what: str
+    versions: list[HistoryEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlamedRecord(RecordRow):
+    """A record without its text, and where it is from."""
+
+    origin: Origin
+    """What its present text came with."""
+    first: Origin
+    """What it came with at first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Which conversation and sandbox taught each record of a snapshot."""
+
+    memory: str
+    snapshot: str
+    records: list[BlamedRecord]
+    problems: list[str] = field(default_factory=list)
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
