@@ -454,7 +454,10 @@ def test_conversations_within_one_another_are_both_saved(url: str, home: Path, t
         talk("told-inner")
 """
     code, printed, complaint = told_to_end(started(SYNC + inner, url=url, home=home, other=other))
-    assert (code, printed) == (143, "") and all("a first start" in line for line in complaint.splitlines()), complaint
+    # Nothing but that these are first starts, perhaps the very first in this store.
+    known = ("a first start", "holds no memory at all", "A new store was begun")
+    assert (code, printed) == (143, ""), complaint
+    assert [line for line in complaint.splitlines() if not any(words in line for words in known)] == []
     with Client(url, token=TOKEN) as client:
         for memory in ("told-outer", "told-inner"):
             assert [one.standing for one in client.snapshots(memory)] == ["head"]
