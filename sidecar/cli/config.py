@@ -201,8 +201,8 @@ def render_options_page() -> str:
             if name not in _list_tables(kind)
         ]
         lines += [
-            f"| `[{section}.{name}.…]` | | | {about} |"
-            for name, _, about in _list_options(kind)
+            f"| `{f'[{section}.{name}.…]' if isinstance(default, dict) else f'[[{section}.{name}]]'}` | | | {about} |"
+            for name, default, about in _list_options(kind)
             if name in _list_tables(kind)
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]

@@ -15,7 +15,7 @@ from sidecar.errors import BadConfig
 from sidecar.host.text import SIZE_HINT, parse_size, suggest
 
 PREFIX = "MEMORY_SIDECAR_"
-TABLES = ("Tables", "dict[")
+TABLES = ("Tables", "Rules", "dict[")
 """How the types of options begin that are tables themselves. These have no environment variable."""
 
 T = TypeVar("T")

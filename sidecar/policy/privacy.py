@@ -14,6 +14,7 @@ from typing import Any
 
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
+from sidecar.policy.rules import Rules, describe_rules
 from sidecar.program.privacy.credentials import VERSION
 
 KEEP, REMOVE = "keep", "remove"
@@ -32,14 +33,17 @@ class Privacy:
 
     private: str = REMOVE
     """What happens to ``<private>…</private>``, in files and databases: "remove" or "keep"."""
-    credentials: str = WARN
+    credentials: str = REDACT
     """What happens to credentials in files: "off", "warn", "redact", or "refuse": such an export is rejected."""
-    databases: str = WARN
+    databases: str = REDACT
     """The same for credentials in databases."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: any of the keys above."""
     memories: Tables = field(default_factory=dict)
     """For the memories a pattern fits: any of the keys above."""
+    rules: Rules = ()
+    """Kinds of credentials of your own: ``name``, ``pattern`` (a regular expression; of a group in it, only that is the
+    secret), and ``keyword``, which is in all that it matches."""
 
     def of(self, memory: str) -> Privacy:
         """Return the settings for one memory."""
@@ -74,6 +78,9 @@ class Privacy:
             for name, layout in layouts.items()
             if layout.filters or layout.emptied or name in ALWAYS_NAMED
         }
-        text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
+        rules = describe_rules(self.rules)
+        own = [rules] if rules else []
+        text = json.dumps([VERSION, told(self), parts, kept_out, *own], sort_keys=True).encode()
         tables = {name: table for name, table in parts.items() if name in asked}
-        return {**told(self), "layouts": tables, "policy": hashlib.sha256(text).hexdigest()[:16]}
+        policy = hashlib.sha256(text).hexdigest()[:16]
+        return {**told(self), "layouts": tables, "policy": policy, **({"rules": rules} if rules else {})}

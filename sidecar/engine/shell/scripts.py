@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
-from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
+from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PARTS, SECRET_PATHS, expand_braces
 from sidecar.format.roots import split_number, strip_below
 from sidecar.layouts import CoveredRules, Layout, RootSpec
 from sidecar.program.capture.walk import SQLITE_TAILS
@@ -231,6 +231,7 @@ KNOWN_SECRET = " -o ".join(
             for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
         ),
         *(f"-ipath {_escape_word(f'*{path}')}" for path in SECRET_PATHS),
+        *(f"-ipath {_escape_word(f'*{part}*')}" for part in SECRET_PARTS),
     ]
 )
 """A ``find`` test for files that no layout may take (``is_secret``). Copies of such files are removed on arrival,

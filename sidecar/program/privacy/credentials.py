@@ -75,8 +75,8 @@ def _begins_word(data: bytes, at: int) -> bool:
 
 def _match_from(expression: Expression, data: bytes, at: int, name: str) -> Span | None:
     """Return what the expression matches at ``at``, if a word begins there."""
-    found = expression().match(data, at) if at >= 0 else None
-    return Span(at, found.end(), name) if found is not None and _begins_word(data, at) else None
+    found = expression().match(data, at) if at >= 0 and _begins_word(data, at) else None
+    return Span(at, found.end(), name) if found is not None else None
 
 
 def _find_token(data: bytes, at: int) -> Span | None:
@@ -94,9 +94,11 @@ def _find_token(data: bytes, at: int) -> Span | None:
 
 def _find_token_from(data: bytes, at: int, beginning: bytes) -> Span | None:
     """Return the token that begins at ``at`` with this beginning."""
+    if not _begins_word(data, at):
+        return None
     for name, rest in TOKENS[beginning]:
         found = rest().match(data, at + len(beginning))
-        if found is not None and _begins_word(data, at):
+        if found is not None:
             return Span(at, found.end(), name)
     return None
 
