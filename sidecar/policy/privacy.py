@@ -35,8 +35,8 @@ class Privacy:
     """What happens to ``<private>…</private>``, in files and databases: "remove" or "keep"."""
     credentials: str = REDACT
     """What happens to credentials in files: "off", "warn", "redact", or "refuse": such an export is rejected."""
-    databases: str = REDACT
-    """The same for credentials in databases."""
+    databases: str = ""
+    """The same for credentials in databases; like ``credentials`` if it is empty."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: any of the keys above."""
     memories: Tables = field(default_factory=dict)
@@ -70,7 +70,8 @@ class Privacy:
         """
 
         def told(table: Privacy) -> dict[str, str]:
-            return {key: getattr(table, key) for key in MODES}
+            modes = {key: getattr(table, key) for key in MODES}
+            return {**modes, "databases": table.databases or table.credentials}
 
         parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}
         kept_out = {

@@ -106,7 +106,7 @@ def _check_modes(privacy: Privacy, at: At) -> None:
     """Raise ``BadConfig`` for a mode that does not exist."""
     for key, modes in PRIVACY_MODES.items():
         mode = getattr(privacy, key)
-        if mode not in modes:
+        if mode not in modes and (mode or key != "databases"):
             may_be = " or ".join(f'"{one}"' for one in modes)
             raise BadConfig(
                 f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.",

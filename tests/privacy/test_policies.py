@@ -118,7 +118,7 @@ async def test_by_default_what_is_private_goes_and_credentials_go_too(tmp_path: 
 async def test_one_line_of_config_lets_credentials_leave_with_a_warning(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home")
     observed(home, TOKEN)
-    receipt = await exported(engine_with(tmp_path, credentials="warn", databases="warn"), home)
+    receipt = await exported(engine_with(tmp_path, credentials="warn"), home)
     assert receipt.found == {"removed": 1, "warned": 2} and receipt.scrubbed == Scrubbed(private=1)
     assert any("Credentials found: 2" in warning for warning in receipt.warnings)
     assert TOKEN not in str(receipt) and stored(tmp_path / "store", TOKEN)
