@@ -26,6 +26,7 @@ from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.jobs.tokens import TokenJob
 from sidecar.service.settings import Service
 from sidecar.service.starts import Starts
+from sidecar.wiring import open_provider
 from tests.parts.homes import engine_at
 
 ADMIN_TOKEN = "an-admin-token-for-the-tests-0123456789"
@@ -59,7 +60,7 @@ class House:
     def __post_init__(self) -> None:
         self.store = self.folder / "store"
         self.tokens = self.folder / "tokens.json"
-        self.engine = self.engine or engine_at(self.store)
+        self.engine = self.engine or engine_at(self.store, open_provider=open_provider)
         self.sidecar = Sidecar(self.engine, self.settings)
         self.jobs = Jobs()
         self.keeper = Keeper(self.sidecar, self.jobs)
