@@ -89,10 +89,12 @@ p=$(cat "$d/pid") && { kill -s KILL -- "-$p" || kill -s KILL "$p"; }
 rm -rf "$d"
 """
 
-# In the sandbox's own shell, whichever that is. sudo passes on only the variables that are named.
+# In the sandbox's own shell, whichever that is. sudo passes on only the variables that are named, and none where its
+# rules (SETENV) do not allow that: the sidecar then sends a file instead.
 _AS_USER = """u={user}
 if [ "$(id -un)" = "$u" ]; then set --
-elif w=$(sudo -n -H -u "$u" -- true 2>&1); then set -- sudo -n -H -u "$u" {keep} --
+elif w=$(sudo -n -H -u "$u" {keep} -- true 2>&1); then set -- sudo -n -H -u "$u" {keep} --
+elif w=$(sudo -n -H -u "$u" -- true 2>&1); then set -- sudo -n -H -u "$u" --
 else printf 'memory-sidecar-not-as-user %s\\n' "$w"; exit 0; fi
 """
 

@@ -194,6 +194,21 @@ async def test_links_reach_a_program_that_runs_as_another(provider: Provider) ->
 
 
 @at_daytona
+async def test_a_sudo_that_passes_no_variables_on_is_enough(engine: Engine, provider: Provider) -> None:
+    box = provider.box(uids={"agent": None}, sudo=["agent"])
+    sudo = box.emulated.folder / "sbin/sudo"
+    first, rest = sudo.read_text().split("\n", 1)
+    refuse = "case \"$*\" in *--preserve-env=*) echo 'sudo: sorry, you are not allowed to do that' >&2; exit 1;; esac"
+    sudo.write_text(f"{first}\n{refuse}\n{rest}")
+    plain_home(box.emulated.users["agent"].home)
+    for trips in ({"command": 3, "upload": 1}, {"command": 1}):
+        sent = await _export(engine, open_sandbox(box.ref, user="agent"))
+        assert sent.outcome in ("committed", "unchanged")
+        assert {kind: count for kind, count in sent.trips.items() if kind in ("command", "upload")} == trips
+    assert _left_behind(box) == []
+
+
+@at_daytona
 async def test_a_user_that_sudo_does_not_let_us_be_is_refused(engine: Engine, provider: Provider) -> None:
     box = provider.box(uids={"agent": None})
     with pytest.raises(SandboxDenied, match=r"'agent'.*a password is required") as refused:
