@@ -22,6 +22,7 @@ from sidecar.service.access.refusals import FREE, LONGEST_DELAY, MOST_PEERS, Ref
 from sidecar.service.access.token_file import TokenRecord, add_token, parse_token, read_tokens, remove_token
 from sidecar.service.access.turns import FairTurns
 from sidecar.service.access.usage import Usage
+from sidecar.service.api.uploads import Uploads
 from sidecar.service.door.tokens import Tokens
 from sidecar.service.events import Events
 from sidecar.service.operations import Operation, Operations, TooBusy
@@ -394,6 +395,18 @@ async def test_one_token_cannot_have_all_connections() -> None:
     await asyncio.gather(*hanging)
     async with rates.count_call(acme):
         pass
+
+
+def test_one_token_cannot_have_all_uploads() -> None:
+    uploads = Uploads(4)
+    with uploads._count_upload("1"), uploads._count_upload("1"):
+        with pytest.raises(TooBusy), uploads._count_upload("1"):
+            pass
+        with uploads._count_upload("2"), uploads._count_upload(""), pytest.raises(TooBusy), uploads._count_upload("3"):
+            pass
+    with uploads._count_upload(""), uploads._count_upload(""), uploads._count_upload(""), uploads._count_upload(""):
+        pass
+    assert not uploads._open
 
 
 async def test_a_call_too_many_is_a_429_that_says_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from sidecar.ids import check_memory_id
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.records import Blame, Comparison, History, Records
 from sidecar.service.access.grants import Verb
+from sidecar.service.access.turns import FairTurns
 from sidecar.service.api.access import get_caller, needs
 from sidecar.service.api.paths import SLASH, MemoryId
 from sidecar.service.api.problems import document_problems
@@ -48,11 +49,11 @@ FilePath = Annotated[
 
 @asynccontextmanager
 async def _take_turn(request: Request) -> AsyncIterator[Engine]:
-    """Yield the engine when it is this request's turn to read packs."""
-    state = request.app.state
+    """Yield the engine when it is this request's turn to read packs. One named token does not have all turns."""
+    state, owner = request.app.state, get_caller(request).id
     if not hasattr(state, "readers"):
-        state.readers = asyncio.Semaphore(MOST_READERS)
-    async with state.readers:
+        state.readers = FairTurns(MOST_READERS)
+    async with state.readers.held(owner, MOST_READERS - 1 if owner else 0):
         yield get_sidecar(request).engine
 
 
