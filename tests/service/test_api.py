@@ -6,6 +6,7 @@ import io
 import shutil
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,10 +153,9 @@ def test_an_operation_can_be_followed_instead_of_waited_for(service: Service, ho
     accepted = service.http.post(path("me", "exports"), params={"wait": "false"}, json={"sandbox": f"local:{home}"})
     assert accepted.status_code == 202
     where = accepted.headers["location"]
-    for _ in range(200):
-        standing = service.http.get(where).json()
-        if standing["state"] == "done":
-            break
+    deadline = time.monotonic() + 60
+    while (standing := service.http.get(where).json())["state"] != "done" and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert standing["receipt"]["outcome"] == "committed" and standing["problem"] is None
 
 
