@@ -2,26 +2,27 @@
 #
 # It runs as uid 10001 on a read-only root file system and writes to two places: /data (the store) and /tmp (what passes
 # through). Any base with Python 3.11 or newer, its venv module and a POSIX sh will do: --build-arg BASE=…
+# A tag can be moved, a digest cannot: --build-arg DIGEST=sha256:… (deploy/README.md says where to find it).
 ARG BASE=python:3.13-slim
+ARG DIGEST=
 
-FROM ${BASE} AS build
+FROM ${BASE}${DIGEST:+@}${DIGEST} AS build
 WORKDIR /src
 RUN python3 -m venv /build && python3 -m venv --without-pip /opt/sidecar
-# What is installed changes with pyproject.toml, not with every line of the code: a layer of its own.
+# What is installed changes with the lock file, not with every line of the code: a layer of its own. What has another hash than
+# is written there is not installed.
+COPY requirements.lock ./
+RUN /build/bin/pip --python /opt/sidecar/bin/python install --no-cache-dir --no-compile --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir sidecar adapters \
-    && touch sidecar/__init__.py adapters/__init__.py \
-    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /nothing . \
-    && /build/bin/pip --python /opt/sidecar/bin/python install --no-cache-dir --no-compile "$(echo /nothing/*.whl)[all]"
 COPY sidecar sidecar
 COPY adapters adapters
 RUN /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && /build/bin/pip --python /opt/sidecar/bin/python install \
-        --no-cache-dir --no-compile --no-deps --force-reinstall /wheels/*.whl \
+        --no-cache-dir --no-compile --no-deps /wheels/*.whl \
     # Nothing can be compiled later, the file system being read-only; unchecked: nothing is compared at each start.
     && /opt/sidecar/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/sidecar/lib
 
-FROM ${BASE}
+FROM ${BASE}${DIGEST:+@}${DIGEST}
 LABEL org.opencontainers.image.title="memory-sidecar" \
       org.opencontainers.image.description="Makes an agent's memory outlive its sandbox." \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -32,6 +33,8 @@ RUN python3 -m compileall -q -j 0 -x '/(test|tests|idlelib|lib2to3|tkinter|turtl
     && useradd --uid 10001 --gid sidecar --home-dir /tmp --no-create-home --shell /usr/sbin/nologin sidecar \
     && install -d -o sidecar -g sidecar -m 0750 /data /sandboxes
 COPY --from=build /opt/sidecar /opt/sidecar
+# What is in it, for scanners: CycloneDX.
+COPY deploy/sbom.cdx.json /opt/sidecar/share/sbom.cdx.json
 
 # No VOLUME: with one, the engine would mount a nameless volume that goes with the container, and nobody would notice.
 # As it is, `volume:/data` refuses to start until something is mounted there.

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help run demo test check campaign servers faults outage image lint format reference bench clean
+.PHONY: help run demo test check campaign servers faults outage image lint format reference lock sbom bench clean
 
 help:
 	@echo "make run        serve on 127.0.0.1:8077, on local disk; prints the calls that try it"
@@ -16,19 +16,23 @@ help:
 	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
+	@echo "make lock       choose the newest versions of what is installed, and write them down: requirements.lock, the SBOM"
 	@echo "make reference  write what comes from the code: docs/reference, docs/options.md, docs/openapi.json"
 
+# With LOCKED=1, as CI has it, packages are those of the lock files, by their hashes; pip then finds nothing left to choose.
 # What it takes to run: about 150 MB, under a minute. Tests and linters come on top of that, in the same place.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …"; exit 1; }
 	@echo "Making a virtual environment in .venv, with what the sidecar needs to run (once):"
 	$(PYTHON) -m venv .venv
+	@if [ -n "$(LOCKED)" ]; then $(BIN)/python -m pip install --disable-pip-version-check --no-compile --require-hashes -r requirements.lock; fi
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 .venv/dev: pyproject.toml .venv/ready
 	@echo "Adding what the tests need: a real S3 server, Postgres, a browser's driver, the SDKs (once; 1 GB, minutes):"
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@if [ -n "$(LOCKED)" ]; then $(BIN)/python -m pip install --require-hashes -r requirements-dev.lock; fi
 	$(BIN)/python -m pip install --editable . --group dev
 	-@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null  # some have files for other Pythons
 	@touch $@
@@ -79,6 +83,12 @@ format: .venv/dev
 
 reference: .venv/dev
 	$(BIN)/python -m docs.generate
+
+lock:
+	$(PYTHON) deploy/lock.py
+
+sbom:
+	$(PYTHON) deploy/lock.py --bill
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import encryption, large, providers, service, tenants, warm
+from benchmarks import encryption, large, providers, reading, service, tenants, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -25,6 +25,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "service": lambda folder: service.measure(folder, 200, 10 * MB),
     "encryption": lambda folder: encryption.measure(folder, 200 * MB, 5),
     "tenants": lambda folder: tenants.measure(folder, 6000, 40),
+    "reading": lambda folder: reading.measure(folder, 50 * MB, 100),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
@@ -34,6 +35,7 @@ QUICK: dict[str, Callable[[Path], Section]] = {
     "service": lambda folder: service.measure(folder, 10, 1 * MB),
     "encryption": lambda folder: encryption.measure(folder, 20 * MB, 1),
     "tenants": lambda folder: tenants.measure(folder, 600, 5),
+    "reading": lambda folder: reading.measure(folder, 5 * MB, 10),
 }
 
 

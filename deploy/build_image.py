@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the image.")
     parser.add_argument("--tag", default="memory-sidecar:local")
     parser.add_argument("--base", help="an image with Python 3.11 or newer")
+    parser.add_argument("--digest", help="the digest that the base must have: sha256:…")
     parser.add_argument("--local-base", action="store_true", help="make the base with debootstrap")
     parser.add_argument("--suite", default="bookworm", help="the Debian release of that base")
     parser.add_argument("--nested", action="store_true", help="this machine is a container itself")
@@ -82,7 +83,9 @@ def main() -> None:
     base = make_local_base(engine, args.suite) if args.local_base else args.base
     with tempfile.TemporaryDirectory(prefix="memory-sidecar-build-") as folder:
         mounts = pip_mounts(Path(folder)) if engine.is_podman else []
-        engine.build(*mounts, *([f"--build-arg=BASE={base}"] if base else []), "--tag", args.tag, str(ROOT))
+        chosen = {"BASE": base, "DIGEST": args.digest}
+        options = [f"--build-arg={name}={value}" for name, value in chosen.items() if value]
+        engine.build(*mounts, *options, "--tag", args.tag, str(ROOT))
     print(f"Built {args.tag}.")
 
 

@@ -30,6 +30,7 @@
     │   ├── ProgramFailed          the in-sandbox program said what went wrong
     │   ├── RestoreIncomplete      exit 4: it was to be restored and then attached
     │   ├── NotEnded               exit 3: a sandbox was not ended, because its memory was not saved
+    │   ├── NotMoved               exit 3: a memory was not moved, because the old sandbox is not saved
     │   └── NotSavedFirst          what a restore would replace could not be saved
     ├── UntrustedSandbox           exit 1   what came out of a sandbox or tarball was refused
     │   ├── BadAnswer · OutputTooLarge · MemoryMismatch
@@ -437,6 +438,16 @@ class NotEnded(SandboxError):
     code = "not-ended"
     exit_code = 3
     default_hint = "It runs on, and is looked after. Mend what is wrong and stop it again, or end it with --discard."
+
+
+class NotMoved(SandboxError):
+    """A memory was not moved to another sandbox, because what the old one has is not saved, or not in the new one."""
+
+    code = "not-moved"
+    exit_code = 3
+    default_hint = (
+        "The old sandbox runs on, and is looked after. Mend what is wrong, or let its agent rest, and move again."
+    )
 
 
 class NotSavedFirst(SandboxError):

@@ -10,11 +10,11 @@ import re
 import secrets
 import string
 import unicodedata
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sidecar.errors import BadMemoryId
 from sidecar.host.text import is_unseen
+from sidecar.host.values import dataclass
 
 LONGEST_ID = 200
 ROOT = "memories/"
@@ -22,6 +22,7 @@ ATTACHMENTS = "attachments/"
 CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
 STARTS = "starts/"
+WANTED = "wanted/"
 AUDIT = "audit/"
 STORE_ID = "store-id"
 """The key of a store's own id, by which records about several stores are told apart."""
@@ -243,6 +244,11 @@ def build_start_key(memory: str, key: str) -> str:
     also the name by which the sandbox is found at its provider."""
     named = hashlib.sha256(f"{check_memory_id(memory)}\0{key}".encode(errors="surrogatepass")).hexdigest()
     return f"{STARTS}{named[:40]}"
+
+
+def build_wanted_key(memory: str) -> str:
+    """Return the key of what is known about a memory that is to have a living sandbox."""
+    return f"{WANTED}{hashlib.sha256(check_memory_id(memory).encode(errors='surrogatepass')).hexdigest()[:40]}.json"
 
 
 def build_outbox_prefix(url: str) -> str:

@@ -7,9 +7,11 @@ state what every adapter promises.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
+
+from sidecar.host.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,35 @@ class SandboxPlan:
     """Seconds after which the provider ends it; ``None``: as the provider has it."""
 
 
+RUNNING, ASLEEP, CHANGING = "running", "asleep", "changing"
+"""The states of a listed sandbox: it can be used; it is paused or stopped, and keeps its files; it is on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSandbox:
+    """A sandbox as its provider lists it."""
+
+    ref: str
+    state: str
+    """``RUNNING``, ``ASLEEP`` or ``CHANGING``."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Given by whoever created it: hostile input."""
+    created: float = 0.0
+    """Seconds since the epoch, by the provider's clock."""
+    ends_at: float | None = None
+    """Seconds since the epoch when it ends unless prolonged; ``None``: it does not end by itself, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxPage:
+    """A part of a listing. ``next`` leads to the part after it; empty: this is the last."""
+
+    sandboxes: Sequence[ListedSandbox]
+    next: str = ""
+
+
 class SandboxProvider(Protocol):
-    """Creates and ends sandboxes at one provider. Every method raises only ``SidecarError``."""
+    """Creates, lists and ends sandboxes at one provider. Every method raises only ``SidecarError``."""
 
     async def create(self, plan: SandboxPlan) -> str:
         """Create a sandbox that ``find`` finds by the plan's name, and return its reference."""
@@ -142,6 +171,15 @@ class SandboxProvider(Protocol):
 
     async def find(self, name: str) -> Sequence[str]:
         """Return the references of the sandboxes that were created under a name and still exist."""
+        ...
+
+    async def list(self, page: str = "") -> SandboxPage:
+        """Return a page of the sandboxes that exist, the newest first, with one request. ``page``: the ``next`` of the page
+        before."""
+        ...
+
+    async def look(self, ref: str) -> ListedSandbox | None:
+        """Return one sandbox as a listing has it; ``None`` if it does not exist (any more). It is not woken."""
         ...
 
     async def end(self, ref: str) -> None:

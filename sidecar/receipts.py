@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Annotated, Any
 
+from sidecar.host.values import dataclass
 from sidecar.schema import OneOf
 
 

@@ -42,9 +42,9 @@ def build_repository(store: Store, given: GivenKeys, *, trust_unsigned: bool = F
     from sidecar.store.encryption.opening import EncryptionKeys
     from sidecar.store.encryption.signatures import Signatures
     from sidecar.store.encryption.signed_store import SignedStore
-    from sidecar.store.portable import PortableStore
+    from sidecar.store.folder_names import PortableStore
+    from sidecar.store.head_copies import HeadCopies
     from sidecar.store.repository import Repository
-    from sidecar.store.witnesses import HeadCopies
 
     signatures = Signatures(given.signing_key, given.trusted) if given.signs else None
     keys = None

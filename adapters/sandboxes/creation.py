@@ -1,4 +1,4 @@
-"""Creates and ends sandboxes: at a provider through its SDK, or as folders of this machine."""
+"""Creates, lists and ends sandboxes: at a provider through its SDK, or as folders of this machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from adapters.sandboxes.remote import Vendor, remove_credentials
 from sidecar.errors import (
     BadReference,
     SandboxError,
+    SandboxGone,
     SandboxNotAllowed,
+    SandboxNotFound,
     SandboxUnreachable,
     SidecarError,
     UsageError,
 )
 from sidecar.host.work import start_in_thread
 from sidecar.policy.local_folders import ALLOW, LocalPolicy
-from sidecar.ports import SandboxPlan
+from sidecar.ports import RUNNING, ListedSandbox, SandboxPage, SandboxPlan
 
 PATIENCE_SECONDS = 150.0
 """How long a provider may take to create a sandbox."""
@@ -43,6 +45,10 @@ class Account(Protocol):
     def create(self, plan: SandboxPlan) -> str: ...
 
     def find(self, name: str) -> list[str]: ...
+
+    def list_page(self, page: str) -> SandboxPage: ...
+
+    def look(self, name: str) -> ListedSandbox: ...
 
     def end(self, name: str) -> None: ...
 
@@ -64,6 +70,15 @@ class RemoteProvider:
 
     async def find(self, name: str) -> Sequence[str]:
         return await self._call(lambda: self._account.find(name), f"the list of {self._provider} sandboxes")
+
+    async def list(self, page: str = "") -> SandboxPage:
+        return await self._call(lambda: self._account.list_page(page), f"the list of {self._provider} sandboxes")
+
+    async def look(self, ref: str) -> ListedSandbox | None:
+        try:
+            return await self._call(lambda: self._account.look(ref.partition(":")[2]), ref)
+        except (SandboxGone, SandboxNotFound):
+            return None
 
     async def end(self, ref: str) -> None:
         await self._call(lambda: self._account.end(ref.partition(":")[2]), ref)
@@ -107,6 +122,14 @@ class LocalProvider:
     async def find(self, name: str) -> Sequence[str]:
         folder = self._find_base() / f"{PREFIX}{name}"
         return [f"local:{folder}"] if folder.is_dir() and not folder.is_symlink() else []
+
+    async def list(self, page: str = "") -> SandboxPage:
+        """Folders have no metadata: none is listed."""
+        return SandboxPage([])
+
+    async def look(self, ref: str) -> ListedSandbox | None:
+        folder = Path(ref.partition(":")[2])
+        return ListedSandbox(ref=ref, state=RUNNING) if folder.is_dir() else None
 
     async def end(self, ref: str) -> None:
         folder = Path(ref.partition(":")[2])

@@ -16,7 +16,7 @@ from datetime import datetime
 from io import RawIOBase
 from typing import TYPE_CHECKING, Any
 
-from adapters.sandboxes.patience import LongCommand, build_user_prefix, check_user, parse_ending
+from adapters.sandboxes.long_commands import LongCommand, build_user_prefix, check_user, parse_ending
 from adapters.sandboxes.remote import (
     LONGEST_ARGUMENT,
     MARK,
@@ -42,7 +42,7 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import CommandResult, SandboxPlan
+from sidecar.ports import ASLEEP, CHANGING, RUNNING, CommandResult, ListedSandbox, SandboxPage, SandboxPlan
 
 if TYPE_CHECKING:
     from daytona import Daytona as Client
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
 COMPLAINT = 4096
 WAKE_SECONDS = 120
 CREATE_SECONDS = 120
+PAGE = 100
+"""How many sandboxes are listed with one request."""
 PATIENCE_SECONDS = 40
 SPARE_SECONDS = 15
-ASLEEP = ("stopped", "paused", "archived")
+ASLEEP_STATES = ("stopped", "paused", "archived")
 GONE = ("destroyed", "destroying")
 BROKEN = ("error", "build_failed")
 
@@ -94,7 +96,7 @@ class Daytona:
             raise SandboxError(f"daytona:{name} is broken, says Daytona: {box.error_reason or state}")
         if state == "started":
             return SandboxConnection(box, _compute_end(box), slides=_compute_end(box) == _compute_stop(box))
-        if state not in ASLEEP:
+        if state not in ASLEEP_STATES:
             raise SandboxBusy(f"daytona:{name} is {state}.")
         if not wake:
             raise SandboxAsleep(f"daytona:{name} is {state}.")
@@ -198,6 +200,8 @@ class Daytona:
         response = getattr(problem, "response", None)
         if status is None and response is not None:
             status = response.status_code
+        if status is None:  # of the client below the SDK's own
+            status = getattr(problem, "status", None)
         if isinstance(problem, daytona.DaytonaFileNotFoundError | daytona.DaytonaFileAccessDeniedError):
             return TransferFailed(f"A file of {ref} could not be reached: {words}")
         if status in (401, 403) or isinstance(problem, daytona.DaytonaAuthenticationError):
@@ -275,6 +279,21 @@ def _parse_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+def _read_state(box: Any) -> str:
+    return str(getattr(box.state, "value", box.state) or "unknown")
+
+
+def _list_one(box: Any) -> ListedSandbox:
+    state = _read_state(box)
+    return ListedSandbox(
+        ref=f"daytona:{box.id}",
+        state=RUNNING if state == "started" else ASLEEP if state in ASLEEP_STATES else CHANGING,
+        metadata=dict(box.labels or {}),
+        created=_parse_time(box.created_at) if box.created_at else 0.0,
+        ends_at=_parse_time(box.auto_destroy_at) if getattr(box, "auto_destroy_at", None) else None,
+    )
+
+
 class DaytonaAccount:
     """Creates, finds and ends sandboxes of the account that the environment names."""
 
@@ -302,6 +321,29 @@ class DaytonaAccount:
             for box in boxes
             if box.labels.get(MARK) == name and (box.state is None or box.state.value not in GONE)
         ]
+
+    def list_page(self, page: str) -> SandboxPage:
+        client = _get_client()
+        from daytona import SandboxListSortDirection, SandboxListSortField
+
+        # Below the public ``list``, which fails altogether where one sandbox has a label that it does not like, and which
+        # does not say where a page ends.
+        found = client._sandbox_api.list_sandboxes(
+            cursor=page or None,
+            limit=PAGE,
+            sort=SandboxListSortField.CREATEDAT,
+            order=SandboxListSortDirection.DESC,
+            _request_timeout=PATIENCE_SECONDS,
+        )
+        return SandboxPage(
+            [_list_one(box) for box in found.items if _read_state(box) not in GONE], found.next_cursor or ""
+        )
+
+    def look(self, name: str) -> ListedSandbox:
+        box = _get_client().get(name)
+        if _read_state(box) in GONE:
+            raise SandboxGone(f"daytona:{name} is gone: it was deleted.")
+        return _list_one(box)
 
     def end(self, name: str) -> None:
         client = _get_client()

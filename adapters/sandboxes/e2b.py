@@ -6,6 +6,7 @@ The blocking SDK is used, in threads: its async streams have been seen to abort 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,13 +39,15 @@ from sidecar.errors import (
     SdkMissing,
     TransferFailed,
 )
-from sidecar.ports import CommandResult, SandboxPlan
+from sidecar.ports import ASLEEP, CHANGING, RUNNING, CommandResult, ListedSandbox, SandboxPage, SandboxPlan
 
 if TYPE_CHECKING:
-    from e2b import Sandbox
+    from e2b import Sandbox, SandboxInfo
     from e2b.api.client.models import SandboxDetail
 
 COMPLAINT = 4096
+PAGE = 100
+"""How many sandboxes are listed with one request."""
 _NO_FOLDER = re.compile(r"\bcwd '[^']*' does not exist")
 WAKE_SECONDS = 300
 """How long a sandbox that was woken runs at least."""
@@ -267,8 +270,31 @@ class E2BAccount:
             found += [f"e2b:{info.sandbox_id}" for info in pages.next_items() if info.metadata.get(MARK) == name]
         return found
 
+    def list_page(self, page: str) -> SandboxPage:
+        sdk = _import_sandbox()
+        # Earlier versions of the SDK know no order; the service has the newest first then, as it always had.
+        order: Any = {"order": "desc"} if "order" in inspect.signature(sdk.list).parameters else {}
+        pages = sdk.list(limit=PAGE, next_token=page or None, **order)
+        return SandboxPage([_list_one(info) for info in pages.next_items()], pages.next_token or "")
+
+    def look(self, name: str) -> ListedSandbox:
+        _import_sandbox()
+        return _list_one(_read_detail(name))
+
     def end(self, name: str) -> None:
         _import_sandbox().kill(name)  # False for one that does not exist
+
+
+def _list_one(info: SandboxInfo | SandboxDetail) -> ListedSandbox:
+    metadata = info.metadata if isinstance(info.metadata, Mapping) else {}
+    state = getattr(info.state, "value", info.state)
+    return ListedSandbox(
+        ref=f"e2b:{info.sandbox_id}",
+        state=RUNNING if state == "running" else ASLEEP if state == "paused" else CHANGING,
+        metadata=dict(metadata),
+        created=info.started_at.timestamp(),
+        ends_at=info.end_at.timestamp() if state == "running" else None,
+    )
 
 
 def _import_sandbox() -> type[Sandbox]:

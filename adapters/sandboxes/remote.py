@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import RawIOBase
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from sidecar.errors import (
     SidecarError,
     TransferFailed,
 )
+from sidecar.host.values import dataclass
 from sidecar.host.work import start_in_thread
 from sidecar.ports import AllowedPaths, CommandResult, SandboxStatus
 

@@ -10,12 +10,12 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from sidecar.errors import StoreDenied, StoreError, StoreFull, StoreMissing, StoreUnreachable, StoreUnsafe
+from sidecar.host.values import dataclass
 
 LOCK_PATIENCE = 30.0
 _MOUNTS = Path("/proc/self/mountinfo")

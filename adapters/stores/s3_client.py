@@ -7,12 +7,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from adapters.stores.s3_errors import translate_s3_errors
 from sidecar.errors import StoreMissing
+from sidecar.host.values import dataclass
 
 if TYPE_CHECKING:
     from botocore.model import OperationModel

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -23,6 +23,7 @@ from adapters.stores.s3_client import CONNECTIONS, HeldBackBody
 from adapters.stores.s3_errors import Unsupported, WriteConflict
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import ObjectMissing, StoreError, StoreUnreachable, StoreUnsafe, SwapLost
+from sidecar.host.values import dataclass
 
 MARKER = "store.json"
 _FORMAT = 1

@@ -277,6 +277,8 @@ class DaytonaEmulator(Emulator[DaytonaSandbox]):
         query = exchange.request.query
         wanted = texts(json.loads(query.get("labels") or "{}"))
         found = [one for one in self.sandboxes() if one.state != one.GONE and wanted.items() <= one.metadata.items()]
+        if query.get("sort") == "createdAt":
+            found.sort(key=lambda one: one.created_at, reverse=query.get("order") == "desc")
         begin, size = int(query.get("cursor") or 0), min(int(query.get("limit") or self.page), self.page)
         following = str(begin + size) if begin + size < len(found) else None
         exchange.json(200, {"items": [one.details() for one in found[begin : begin + size]], "nextCursor": following})

@@ -201,6 +201,7 @@ class E2BEmulator(Emulator[E2BSandbox]):
         states = set(query.get("state", "running,paused").split(","))
         wanted = {unquote(name): unquote(value) for name, value in parse_qsl(query.get("metadata", ""))}
         found = [one for one in self.sandboxes() if one.state in states and wanted.items() <= one.metadata.items()]
+        found.sort(key=lambda one: one.created_at, reverse=query.get("order") != "asc")
         begin, size = int(query.get("nextToken") or 0), min(int(query.get("limit") or self.page), self.page)
         more = {"X-Next-Token": str(begin + size)} if begin + size < len(found) else {}
         exchange.json(200, [one.details() for one in found[begin : begin + size]], more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from sidecar.audit.lines import Kind, Line, decode_latest, decode_line
 from sidecar.audit.verification import ChainCheck, Finding, Piece, Tail, find_cuts
 from sidecar.errors import ObjectRefused, UsageError
 from sidecar.format.checksums import decode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import AUDIT_LATEST, AUDIT_LINES, AUDIT_TAILS, AuditKeys
 from sidecar.ports import ObjectInfo, Store

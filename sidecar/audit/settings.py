@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sidecar.errors import BadConfig
 from sidecar.host.text import parse_duration
+from sidecar.host.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from sidecar.audit.lines import Kind, Line, compute_digest, decode_line
+from sidecar.host.values import dataclass
 from sidecar.ids import AUDIT_DIGEST
 
 

@@ -29,6 +29,7 @@ EXAMPLES = {
     "attachments": ["attachments"],
     "start": ["start conductor --on e2b:base --timeout 3600", "start conductor --on daytona:my-snapshot --key job-7"],
     "stop": ["stop conductor"],
+    "move": ["move conductor --to daytona:my-snapshot", "move conductor --to e2b:base --keep-old"],
     "import": ["import conductor home.tar.gz"],
     "download": ["download conductor -o conductor.tar.gz"],
     "list": ["list --json"],
@@ -196,6 +197,17 @@ def _add_attachment_commands(command: Any) -> None:
     start.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
     start.add_argument("--conversation", default="", metavar="ID", help="kept with its snapshots")
     _add_user_option(start)
+    move = command(
+        "move", "Have a service move a memory to a new sandbox, and end the old one once the new one has it."
+    )
+    move.add_argument("memory", metavar="MEMORY")
+    move.add_argument("--to", required=True, metavar="PLACE", help="e2b:TEMPLATE, daytona:SNAPSHOT or local:")
+    move.add_argument("--sandbox", default="", metavar="REF", help="which one is left, where there are several")
+    move.add_argument("--keep-old", action="store_true", help="do not end the old one, only stop looking after it")
+    move.add_argument("--metadata", action="append", default=[], metavar="K=V", help="kept with it by its provider")
+    move.add_argument("--timeout", type=float, metavar="SECONDS", help="until its provider ends it")
+    move.add_argument("--key", metavar="KEY", help="under one key it is done once, however often it is called")
+    _add_user_option(move)
     stop = command("stop", "Have a service export a sandbox, and end it once it is saved.")
     stop.add_argument("memory", metavar="MEMORY")
     stop.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")

@@ -12,9 +12,9 @@ from sidecar.cli.verbs import EXPORT_EXITS, build_export_result, build_restore_r
 from sidecar.client import AsyncClient, Retries, ServiceUnreachable, SidecarProblem
 from sidecar.client.settings import URL
 from sidecar.engine import Engine
-from sidecar.errors import NotEnded, RestoreIncomplete, SidecarError, UsageError
+from sidecar.errors import NotEnded, NotMoved, RestoreIncomplete, SidecarError, UsageError
 from sidecar.ids import build_instance_key
-from sidecar.models.answers import Attached, Attachment, Overview
+from sidecar.models.answers import Attached, Attachment, Moved, Overview
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -99,6 +99,35 @@ async def run_start(engine: Engine, args: argparse.Namespace) -> Result:
     return Result({"sandbox": one.sandbox, **_build_document(answer)}, words)
 
 
+async def run_move(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``move``: have a service move a memory to a new sandbox."""
+    metadata = dict(_split_pair(pair) for pair in args.metadata)
+    async with _open_client() as client:
+        await _check_store(client, engine.repository.store)
+        try:
+            answer = await client.move(
+                args.memory,
+                to=args.to,
+                sandbox=args.sandbox,
+                keep_old=args.keep_old,
+                metadata=metadata,
+                timeout=args.timeout,
+                user=args.user,
+                idempotency_key=args.key,
+            )
+        except SidecarProblem as problem:
+            if problem.code == NotMoved.code:
+                raise NotMoved(problem.message, hint=problem.hint) from None
+            raise
+    one = answer.attachment
+    words: list[str | Table] = build_restore_result(answer.restored).words if answer.restored else []
+    words.append(
+        f"{one.memory}: moved to {one.sandbox}, which is looked after. {answer.former} was {answer.former_state}."
+    )
+    told = {"former": answer.former, "former_state": answer.former_state}
+    return Result({"sandbox": one.sandbox, **told, **_build_document(answer)}, words)
+
+
 async def run_stop(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``stop``: have a service export a sandbox and end it."""
     async with _open_client() as client:
@@ -125,7 +154,7 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``attachments``: list the attachments of all services on the store."""
     async with _open_client() as client:
         answer = await _check_store(client, engine.repository.store)
-    rows = [
+    rows = [(one.memory, one.on, "missing", "", "", one.problem) for one in answer.missing] + [
         (
             one.memory,
             one.sandbox,
@@ -167,7 +196,7 @@ async def _check_store(client: AsyncClient, store: Store) -> Overview:
     return answer
 
 
-def _build_document(answer: Attached) -> dict[str, Any]:
+def _build_document(answer: Attached | Moved) -> dict[str, Any]:
     receipts = {"restored": answer.restored, "exported": answer.exported}
     told = {name: receipt.as_dict() for name, receipt in receipts.items() if receipt is not None}
     return {"attachment": _describe(answer.attachment), **told}

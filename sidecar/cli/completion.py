@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from sidecar.cli.arguments import build_parser, list_commands
 from sidecar.cli.result import Result
+from sidecar.host.values import dataclass
 
 FOLDERS = ("FOLDER",)
 FILES = ("FILE",)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, field, fields, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -28,10 +28,11 @@ from sidecar.errors import BadConfig, BadReference, SidecarError
 from sidecar.host.field_docs import read_field_docs
 from sidecar.host.sections import list_settable, name_variable
 from sidecar.host.text import format_count
+from sidecar.host.values import dataclass
 from sidecar.layouts import load_built_in
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
-from sidecar.service.settings import Webhook
+from sidecar.service.settings import Start, Webhook
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
 
@@ -59,6 +60,7 @@ def run_config(args: argparse.Namespace) -> Result:
         **{name: asdict(getattr(config, name)) for name in SECTIONS},
         "searched": found.searched,
         "webhooks": [asdict(hook) for hook in config.webhooks],
+        "start": [asdict(table) for table in config.start],
         "layouts": sorted(config.layouts),
         "encrypts": found.keys.encrypts,
         "signs": found.keys.signs,
@@ -209,6 +211,7 @@ def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
         default = asdict(kind())
         rows += [(f"{name}.{key}", value, default[key]) for key, value in asdict(getattr(config, name)).items()]
     rows.append(("webhooks", [hook.url.partition("?")[0] for hook in config.webhooks], []))
+    rows.append(("start", [f"{table.memory} on {table.on}" for table in config.start], []))
     known = load_built_in()
     rows.append(("layouts", [name for name in config.layouts if config.layouts[name] != known.get(name)], []))
     return [row for row in rows if row[1] != row[2]]
@@ -239,12 +242,21 @@ def render_options_page() -> str:
             if name not in _list_tables(kind)
         ]
         lines += [
-            f"| `[{section}.{name}.…]` | | | {about} |"
-            for name, _, about in _list_options(kind)
+            f"| `{f'[{section}.{name}.…]' if isinstance(default, dict) else f'[[{section}.{name}]]'}` | | | {about} |"
+            for name, default, about in _list_options(kind)
             if name in _list_tables(kind)
         ]
     lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Webhook)]
+    lines += [
+        "",
+        "## [[start]]",
+        "",
+        "Memories that have a living sandbox: see [conductor](conductor.md#sandboxes-by-themselves).",
+        "",
+    ]
+    lines += ["| option | default | |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Start)]
     lines += [
         "",
         "## [layouts.NAME]",

@@ -17,7 +17,6 @@ from sidecar.cli.layouts import build_roots_document, describe_roots
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine import Engine
 from sidecar.engine.diagnosis import count_unencrypted_snapshots, inspect_heads
-from sidecar.engine.drills import choose_drills, run_drill
 from sidecar.engine.queries import list_existing_ids
 from sidecar.engine.sandbox.identity import SHOULD_IT
 from sidecar.engine.sandbox.inspection import describe_near_totals, inspect_sandbox, sum_tiers
@@ -211,6 +210,8 @@ def _describe_verdict(report: MemoryReport, beside: list[str]) -> str:
 async def _run_drills(engine: Engine, args: argparse.Namespace) -> Result:
     if args.count < 1:
         raise UsageError("--count must be 1 or more.")
+    from sidecar.engine.drills import choose_drills, run_drill  # late: most of the time only objects are read
+
     chosen = await choose_drills(engine, args.memory or "", args.count, random.SystemRandom())
     done = [await run_drill(engine, memory, snapshot) for memory, snapshot in chosen]
     ok = all(one.ok for one in done)

@@ -39,6 +39,7 @@ COMMANDS = {
     "detach": "attachments.run_detach",
     "attachments": "attachments.run_attachments",
     "start": "attachments.run_start",
+    "move": "attachments.run_move",
     "stop": "attachments.run_stop",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
@@ -140,7 +141,7 @@ async def _run(args: argparse.Namespace) -> Result:
     """Read the config, open the store and run a command that needs them."""
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
-    from sidecar.engine import Engine
+    from sidecar.engine.core import Engine
     from sidecar.store.encryption.keys_given import read_given_keys
     from sidecar.wiring import find_store_folder, open_index, open_provider, open_repository, open_sandbox
 

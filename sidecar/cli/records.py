@@ -6,10 +6,10 @@ import argparse
 import base64
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 
-from sidecar.cli.result import Line, Result, Table, format_size, format_time
+from sidecar.cli.result import Line, Result, Table, describe_counts, format_size, format_time, write_kind
 from sidecar.engine import Engine, ExportRequest
 from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports.preview import compare_sandbox
@@ -24,7 +24,7 @@ from sidecar.engine.queries import compare_snapshots
 from sidecar.errors import RecordNotFound, UsageError
 from sidecar.host.text import make_printable
 from sidecar.layouts.sources import MESSAGE
-from sidecar.models.answers import Counts, Difference
+from sidecar.models.answers import Difference
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
 
 Words = list[str | Table]
@@ -78,29 +78,12 @@ def _show_files(found: Difference) -> Result:
     return Result(document, [f"{found.from_} → {found.to}", table])
 
 
-def describe_counts(counts: Mapping[str, Counts] | None) -> str:
-    """Return what changed in a few words: "+7 observations, 1 decision changed". "unknown" if it is not known."""
-    if counts is None:
-        return "unknown"
-    parts = []
-    for kind, count in counts.items():
-        for sign, number, after in (("+", count.added, ""), ("", count.changed, " changed"), ("-", count.removed, "")):
-            if number:
-                parts.append(f"{sign}{number:,} {_write_kind(kind, number)}{after}")
-    return ", ".join(parts) or "nothing that it says"
-
-
-def _write_kind(kind: str, count: int) -> str:
-    plurals = {"summary": "summaries", "criterion": "criteria", "entity": "entities", "work": "works"}
-    return kind if count == 1 else plurals.get(kind, f"{kind}s")
-
-
 def _write_words(found: Comparison, records: list[RecordChange]) -> Words:
     words: Words = [Line(f"{found.from_} → {found.to}", "bold"), f"  {describe_counts(found.counts)}"]
     if not found.counts and not found.files:
         return [words[0], "No difference."]
     for kind in dict.fromkeys(row.kind for row in records):
-        words += ["", Line(_write_kind(kind, 2).upper(), "bold")]
+        words += ["", Line(write_kind(kind, 2).upper(), "bold")]
         for row in records:
             if row.kind == kind:
                 words += _write_record(row)

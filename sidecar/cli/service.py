@@ -55,6 +55,7 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
             webhooks=config.webhooks,
             index_every=config.postgres.every,
             adopt=config.adopt.folder,
+            start=config.start,
             audit=config.audit,
         )
         code = await serve(replace(engine, progress=NoProgress()), service, ready=ready)

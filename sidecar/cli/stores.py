@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from sidecar.cli.records import describe_counts
-from sidecar.cli.result import Result, Table, format_size, format_time
+from sidecar.cli.result import Result, Table, describe_counts, format_size, format_time
 from sidecar.engine import Engine
-from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import (
     build_not_found_error,
     list_memories,
@@ -142,12 +140,16 @@ def _format_path(row: Entry) -> str:
 
 async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``fork``."""
+    from sidecar.engine.heads import fork
+
     done = await fork(engine.repository, args.memory, args.new, args.snapshot)
     return Result({**asdict(done), "from": args.memory}, [f"{done.memory}: {done.snapshot}, a {done.origin}."])
 
 
 async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``rollback``."""
+    from sidecar.engine.heads import rollback
+
     done = await rollback(engine.repository, args.memory, args.snapshot)
     was = done.previous or "unreadable"
     return Result(asdict(done), [f"{args.memory}: the head is {done.head} now; it was {was}. Nothing was removed."])
@@ -155,6 +157,8 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``accept``."""
+    from sidecar.engine.heads import accept
+
     done = await accept(engine.repository, args.memory, args.snapshot)
     replaced = f"It replaces {done.previous}" if done.previous else "There was no head that could be read"
     kept = ", which is pinned" if done.pinned else ""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.cli.result import Result, Table, format_size
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.archives.tarballs import adopt, download
+from sidecar.engine.core import Engine
 from sidecar.errors import UsageError
 from sidecar.host.files import write_whole
 from sidecar.host.text import format_count
@@ -23,6 +22,8 @@ MOST_SHOWN = 20
 
 async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``export``."""
+    from sidecar.engine import ExportRequest, export
+
     sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = ExportRequest(
@@ -41,6 +42,8 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``restore``."""
+    from sidecar.engine import RestoreRequest, restore
+
     sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
     try:
         request = RestoreRequest(
@@ -61,6 +64,9 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``import``."""
+    from sidecar.engine import ExportRequest
+    from sidecar.engine.archives.tarballs import adopt
+
     archive = Path(args.file)
     if not archive.is_file():
         raise UsageError(f"There is no file {archive}.")
@@ -76,6 +82,8 @@ async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_download(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``download``: write a tarball to a file, or with ``-o -`` to stdout."""
+    from sidecar.engine.archives.tarballs import download
+
     if args.output == "-":
         if args.json:
             raise UsageError("The tarball and the JSON document cannot both go to stdout.", hint="Name a file with -o.")

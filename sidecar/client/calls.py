@@ -36,6 +36,7 @@ from sidecar.models.answers import (
     Found,
     Head,
     Memory,
+    Moved,
     Operation,
     Overview,
     Pinned,
@@ -49,6 +50,7 @@ from sidecar.models.requests import (
     ExportBody,
     ForgetBody,
     ForkBody,
+    MoveBody,
     RestoreBody,
     RollbackBody,
     StartBody,
@@ -445,6 +447,31 @@ class Calls(Generic[C]):
             user=user,
         )
         return build_keyed_call("sandboxes", memory, body, idempotency_key, Attached)
+
+    @sent
+    def move(
+        self,
+        memory: str,
+        *,
+        to: str,
+        sandbox: str = "",
+        keep_old: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        user: str = "",
+        idempotency_key: str | None = None,
+    ) -> Call[Moved]:
+        """Move a memory to a new sandbox (``to`` is as ``on`` of ``start``). The old one is ended once the new one has it;
+        with ``keep_old`` it is detached. If anything fails, it is as it was and looked after."""
+        body = MoveBody(
+            to=to,
+            sandbox=sandbox,
+            keep_old=keep_old,
+            metadata=dict(metadata or {}),
+            timeout=timeout,
+            user=user,
+        )
+        return build_keyed_call("moves", memory, body, idempotency_key, Moved)
 
     @sent
     def stop(self, memory: str, *, sandbox: str = "", discard: bool = False) -> Call[Attached]:

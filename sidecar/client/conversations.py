@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from sidecar.client.problems import NotRestored, NotSaved
 from sidecar.client.wire import Call, build_keyed_call
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.models.requests import ExportBody, RestoreBody
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 

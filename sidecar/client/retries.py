@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tenacity import (
@@ -16,6 +15,7 @@ from tenacity import (
 )
 
 from sidecar.client.problems import PASSING, ServiceUnreachable, SidecarProblem
+from sidecar.host.values import dataclass
 
 TOO_MANY = 429
 

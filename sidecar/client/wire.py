@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -15,6 +15,7 @@ import msgspec
 
 from sidecar.client.problems import UnexpectedAnswer, build_problem
 from sidecar.errors import UsageError
+from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
 from sidecar.models.answers import ExportOperation, Operation, RestoreOperation
 from sidecar.models.records import Comparison

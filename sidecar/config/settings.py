@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from sidecar.host.sections import (
     read_variable,
 )
 from sidecar.host.text import find_nearest
+from sidecar.host.values import dataclass
 from sidecar.layouts import Layout, load_built_in
 from sidecar.layouts.custom import check_layout_patterns, read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
@@ -34,7 +35,16 @@ from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention, RetentionRules
 from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, check_postgres
-from sidecar.service.settings import Adopt, Service, Webhook, check_adopt, check_events, check_service
+from sidecar.service.settings import (
+    Adopt,
+    Service,
+    Start,
+    Webhook,
+    check_adopt,
+    check_events,
+    check_service,
+    check_start,
+)
 from sidecar.store.encryption.keys_given import VARIABLES
 from sidecar.store.encryption.settings import Encryption, Signing
 
@@ -59,6 +69,7 @@ class Config:
     signing: Signing = Signing()
     audit: Audit = Audit()
     webhooks: list[Webhook] = field(default_factory=list)
+    start: list[Start] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
 
@@ -171,6 +182,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         signing=read_section(table, "signing", Signing),
         audit=check_audit(read_section(table, "audit", Audit)),
         webhooks=_build_webhooks(table.get("webhooks", [])),
+        start=_build_starts(table.get("start", [])),
         layouts=apply_required(layouts, guards),
     )
 
@@ -200,6 +212,21 @@ def _build_webhooks(rows: Any) -> list[Webhook]:
         check_events(hook.events, ("webhooks", place, "events"))
         hooks.append(hook)
     return hooks
+
+
+def _build_starts(rows: Any) -> list[Start]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadConfig("start must be written as [[start]].", at=("start",))
+    tables: list[Start] = []
+    for place, row in enumerate(rows):
+        at = ("start", place)
+        check_known(row, [entry.name for entry in fields(Start)], at)
+        table = check_start(convert(row, Start, at), at)
+        if any(table.memory == other.memory for other in tables):
+            hint = "A memory has one sandbox by itself. Others are started by a call."
+            raise BadConfig(f"[[start]] is there twice for {table.memory}.", hint=hint, at=(*at, "memory"))
+        tables.append(table)
+    return tables
 
 
 def _read_text(file: str) -> str:

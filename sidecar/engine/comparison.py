@@ -4,13 +4,14 @@ from a sandbox."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.engine.core import Engine
 from sidecar.engine.queries import compare_entries
 from sidecar.errors import UsageError
 from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, open_spool
+from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import check_memory_id
 from sidecar.layouts import Layout

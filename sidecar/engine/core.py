@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, overload
 
-from sidecar.engine.limits import StoreUse
 from sidecar.errors import BadConfig
 from sidecar.host.sections import check_least
+from sidecar.host.values import dataclass
 from sidecar.host.work import NoProgress, Progress
+from sidecar.ids import ROOT
 from sidecar.layouts import Layout, load_built_in
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention
-from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxProvider, SandboxStatus
+from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxProvider, SandboxStatus, Store
 from sidecar.store.repository import Repository
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ Reached = Callable[[str], Awaitable[None]]
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+
+STALE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,29 @@ class ProviderOpener(Protocol):
     """Opens who creates sandboxes at a provider: ``sidecar.wiring.open_provider``."""
 
     def __call__(self, provider: str, *, local: LocalPolicy = ...) -> SandboxProvider: ...
+
+
+class StoreUse:
+    """How many bytes all memories use in a store: counted by a listing every ``STALE_SECONDS``, and in between by
+    adding what this process stores.
+
+    What other services add is therefore counted after five minutes at the latest. Removals by others never make an
+    export fail wrongly: before an export is refused, the store is listed again.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._counted = -STALE_SECONDS
+
+    async def bytes(self, store: Store, *, fresh: bool = False) -> int:
+        """Return the bytes in use; ``fresh`` forces a new listing."""
+        if fresh or time.monotonic() - self._counted >= STALE_SECONDS:
+            self._bytes = sum([info.size async for info in store.list(ROOT)])
+            self._counted = time.monotonic()
+        return self._bytes
+
+    def add(self, count: int) -> None:
+        self._bytes += count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

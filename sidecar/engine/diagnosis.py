@@ -6,9 +6,8 @@ sizes of their objects with a listing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sidecar.errors import SnapshotDamaged
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.store.encryption.encrypted_store import EncryptedStore

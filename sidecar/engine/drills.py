@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.core import Engine
@@ -17,6 +16,7 @@ from sidecar.engine.restores.steps import restore
 from sidecar.errors import SidecarError
 from sidecar.host.files import open_spool
 from sidecar.host.text import format_count
+from sidecar.host.values import dataclass
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
 from sidecar.store.manifest import Manifest
 

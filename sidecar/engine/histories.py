@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.engine.comparison import make_side, read_manifest
@@ -20,10 +19,10 @@ from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, Records
 from sidecar.records.files import Unreadable
-from sidecar.records.matching import match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
 from sidecar.records.rows import list_fields, make_row
-from sidecar.records.units import Files, Unit, narrow_units
+from sidecar.records.tracking import Contents, TrackedUnit, follow_unit
+from sidecar.records.units import Files, Unit
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
@@ -223,18 +222,6 @@ def _compare_records(old: Record | None, new: Record | None) -> str:
     return "changed" if (old.title, old.text, old.project) != (new.title, new.text, new.project) else ""
 
 
-@dataclass(slots=True)
-class _Tracked:
-    """A unit as the last snapshot had it. For each of its records, by position: the number of the snapshot that its
-    text is from, and of that which it came with; for rows of tables also (source, rowid)."""
-
-    unit: Unit
-    files: Files
-    origins: list[int] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-    rowids: list[tuple[int, int]] = field(default_factory=list)
-
-
 async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kinds: Collection[str] = ()) -> Blame:
     """Return every record of a snapshot, or of one of its files, with what taught it. Each pack is read once.
 
@@ -256,27 +243,18 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
             for name, unit in last.units.items()
             if (not path or path in unit.paths) and any(map(is_wanted, unit.kinds))
         }
-        tracked: dict[str, _Tracked] = {}
+        tracked: dict[str, TrackedUnit] = {}
         problems: dict[str, str] = {}
-        seen: dict[str, tuple[str, ...]] = {}
         files: Files = {}
         for number, (manifest, _) in enumerate(line):
             entries = await space.read_entries(manifest)
             side = make_side(manifest, _pick_units(entries, names), engine.layouts)
             needed.update(one for unit in side.units.values() for one in unit.paths)
-            files = await space.advance(manifest, keep=True)
-            changed = {}
-            for name in names & side.units.keys():
-                digests = tuple(entries[one].digest for one in side.units[name].paths)
-                if seen.get(name) != digests:
-                    changed[name], seen[name] = side.units[name], digests
+            files = await space.advance(manifest)
             for name in names - side.units.keys():
                 tracked.pop(name, None)
-                seen.pop(name, None)
-            await run_in_thread(_track, changed, files, number, tracked, problems)
-            for unit in tracked.values():
-                unit.files = files
-            await space.release()
+            units = {name: side.units[name] for name in names & side.units.keys()}
+            await run_in_thread(_track, units, Contents(files, entries), number, tracked, problems)
         blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
     rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
     return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
@@ -288,56 +266,23 @@ def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, 
 
 
 def _track(
-    units: dict[str, Unit], files: Files, number: int, tracked: dict[str, _Tracked], problems: dict[str, str]
+    units: dict[str, Unit], contents: Contents, number: int, tracked: dict[str, TrackedUnit], problems: dict[str, str]
 ) -> None:
     """Note which records of these units are new or changed in snapshot ``number``."""
     for name, unit in units.items():
-        problems.pop(name, None)
         old = tracked.get(name)
+        if old is not None and old.is_same(unit, contents):
+            continue
+        problems.pop(name, None)
         try:
-            found = _follow_rows(old, unit, files, number) if old is not None else None
-            tracked[name] = found or _follow_all(old, unit, files, number)
+            tracked[name] = follow_unit(old, unit, contents, number)
         except (Unreadable, OSError) as problem:
             tracked.pop(name, None)
             problems[name] = f"{escape_path(unit.paths[0])} cannot be read: {problem}."
 
 
-def _follow_all(old: _Tracked | None, unit: Unit, files: Files, number: int) -> _Tracked:
-    """Match all records of a unit with those it had before. Raise ``Unreadable``."""
-    before = sketch_rows(old.unit.read(old.files)) if old is not None else []
-    rows = sketch_rows(unit.read(files))
-    tracked = _Tracked(unit, files, [number] * len(rows), [number] * len(rows), unit.list_rowids(files))
-    match = match_rows(before, rows)
-    changed = set(match.changed)
-    for i, j in match.pairs:
-        assert old is not None
-        tracked.firsts[j] = old.firsts[i]
-        if (i, j) not in changed:
-            tracked.origins[j] = old.origins[i]
-    return tracked
-
-
-def _follow_rows(old: _Tracked, unit: Unit, files: Files, number: int) -> _Tracked | None:
-    """Match only the rows of tables that differ; ``None`` if they cannot be told. Raise ``Unreadable``."""
-    if len(old.rowids) != len(old.origins) or (narrow := narrow_units(old.unit, unit, old.files, files)) is None:
-        return None
-    went, came = ([(source, rowid) for source, rowids in enumerate(one.only) for rowid in rowids] for one in narrow)
-    before, after = sketch_rows(narrow[0].read(old.files)), sketch_rows(narrow[1].read(files))
-    if (len(before), len(after)) != (len(went), len(came)):
-        return None
-    marks = dict(zip(old.rowids, zip(old.origins, old.firsts, strict=True), strict=True))
-    gone = [marks.pop(one) for one in went]
-    match = match_rows(before, after)
-    marks.update(dict.fromkeys(came, (number, number)))
-    changed = set(match.changed)
-    for i, j in match.pairs:
-        marks[came[j]] = (number if (i, j) in changed else gone[i][0], gone[i][1])
-    rowids = sorted(marks)
-    return _Tracked(unit, files, [marks[one][0] for one in rowids], [marks[one][1] for one in rowids], rowids)
-
-
 def _attribute(
-    units: dict[str, Unit], files: Files, tracked: dict[str, _Tracked], line: list[tuple[Manifest, Origin]]
+    units: dict[str, Unit], files: Files, tracked: dict[str, TrackedUnit], line: list[tuple[Manifest, Origin]]
 ) -> list[BlamedRecord]:
     """Return the records of the last snapshot with their origins."""
     found = []
@@ -345,10 +290,8 @@ def _attribute(
         rows = tracked.get(name)
         if rows is None:
             continue
-        for position, (key, item) in enumerate(unit.read_named(files)):
-            if position >= len(rows.origins):
-                break
-            origin, first = line[rows.origins[position]][1], line[rows.firsts[position]][1]
+        for mark, (key, item) in zip(rows.list_marks(), unit.read_named(files), strict=False):
+            origin, first = line[mark.origin][1], line[mark.first][1]
             fields = list_fields(item.build(key), text=False)
             found.append(BlamedRecord(**fields, origin=origin, first=first))
     return found

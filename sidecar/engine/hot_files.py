@@ -7,7 +7,7 @@ Only the heads in the store are considered. Which session is the active one is k
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sidecar.engine.core import Engine
 from sidecar.engine.limits import list_hot_files
@@ -18,6 +18,7 @@ from sidecar.format.patterns import compile_patterns
 from sidecar.format.roots import get_root
 from sidecar.host.files import open_spool
 from sidecar.host.sections import format_setting
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import ROOT
 from sidecar.policy.limits import OF_FILES, Limits

@@ -3,9 +3,8 @@ arrives, the room in the store, and the warnings when a limit is nearly reached.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sidecar.errors import BadAnswer, LimitExceeded
@@ -14,24 +13,22 @@ from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.protocol import ExportAnswer, LimitTable
 from sidecar.format.roots import get_root
-from sidecar.ids import ROOT
+from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CODES, OF_FILES, Limits
-from sidecar.policy.retention import SnapshotFacts
-from sidecar.ports import Store
 from sidecar.store.manifest import Manifest
-from sidecar.store.retention import RoomPlan, plan_room
 
 if TYPE_CHECKING:  # ``core`` and the export need this module to be loaded
     from sidecar.engine.core import Engine
     from sidecar.engine.exports.run import ExportRun
+    from sidecar.policy.retention import SnapshotFacts
+    from sidecar.store.retention import RoomPlan
 
 Entries = Mapping[str, Entry]
 
 RELAXED = 4
 """A tarball that is trimmed after it was unpacked here may exceed the limits by this factor, and may always be as large
 as the default limits allow. It is spooled to disk; this limit only stops a tarball that is made to fill the disk."""
-STALE_SECONDS = 300.0
 FORGOTTEN = "To make room in the store for this one, {count:,} of the oldest snapshots of {memory} {were} forgotten."
 
 
@@ -180,29 +177,6 @@ def _measure_use(
             yield f"{prefix}.files", len(own), mine.files, " files, folders and links"
 
 
-class StoreUse:
-    """How many bytes all memories use in a store: counted by a listing every ``STALE_SECONDS``, and in between by
-    adding what this process stores.
-
-    What other services add is therefore counted after five minutes at the latest. Removals by others never make an
-    export fail wrongly: before an export is refused, the store is listed again.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._counted = -STALE_SECONDS
-
-    async def bytes(self, store: Store, *, fresh: bool = False) -> int:
-        """Return the bytes in use; ``fresh`` forces a new listing."""
-        if fresh or time.monotonic() - self._counted >= STALE_SECONDS:
-            self._bytes = sum([info.size async for info in store.list(ROOT)])
-            self._counted = time.monotonic()
-        return self._bytes
-
-    def add(self, count: int) -> None:
-        self._bytes += count
-
-
 @dataclass(frozen=True, slots=True)
 class RoomFound:
     """The result of ``check_room``: how much of each limit will be used, and the plan for snapshots to remove, if one
@@ -261,6 +235,8 @@ async def check_room(
         return RoomFound(_leave_out_hidden(engine, used))
     room = None
     if all(map(limits.trims, over)):
+        from sidecar.store.retention import plan_room  # late: few exports have to make room
+
         labelled = engine.retention.build_policy_for(memory).labelled
         # How many bytes the memory's snapshots may have together so that the limit that is exceeded most is met. The
         # growth of the head is left out, because it is not part of any snapshot.

@@ -4,12 +4,13 @@ two."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sidecar.engine.core import View
 from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, UsageError
 from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
+from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
 from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
 from sidecar.store.fetch import check_sizes, fetch_entries

@@ -13,7 +13,7 @@ import posixpath
 import re
 import tarfile
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from sidecar.format.protocol import (
 )
 from sidecar.format.roots import get_root, make_hint, split_number
 from sidecar.host.files import SpooledFile, read_chunks
+from sidecar.host.values import dataclass
 from sidecar.host.work import NoProgress, run_in_thread
 from sidecar.layouts import RootSpec, find_spec
 from sidecar.program import notes

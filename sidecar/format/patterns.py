@@ -17,11 +17,17 @@ SECRET_NAMES = frozenset(
     (".envrc .netrc _netrc .pgpass .my.cnf .npmrc .pypirc .git-credentials .htpasswd .credentials.json .dockercfg"
      " .vault-token .s3cfg .boto auth.json mcp-auth.json oauth.json oauth_creds.json oauth-token token.json secrets.json"
      " secrets.toml secrets.yaml secrets.yml credentials credentials.json credentials.toml cookies cookies.sqlite cookies.txt"
-     " logins.json key4.db"
+     " logins.json key4.db .mylogin.cnf .databrickscfg .terraformrc credentials.tfrc.json .dockerconfigjson secring.gpg"
+     " application_default_credentials.json service-account.json service_account.json client_secret.json"
+     " client_secrets.json kaggle.json accesstokens.json msal_token_cache.json"
      " id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk").split()
 )  # fmt: skip
-SECRET_ENDS = (".env", ".p12", ".pfx", ".kdbx", ".keystore", ".jks", ".ppk", ".pem", ".key")
-SECRET_PATHS = ("/.git/config", "/.kube/config", "/.docker/config.json")
+SECRET_ENDS = (".env", ".p12", ".pfx", ".p8", ".kdbx", ".keystore", ".jks", ".ppk", ".pem", ".key", ".ovpn")
+SECRET_PATHS = (
+    "/.git/config", "/.kube/config", "/.docker/config.json", "/gh/hosts.yml", "/huggingface/token", "/.fly/config.yml",
+)  # fmt: skip
+SECRET_PARTS = ("/.ssh/id_", "/.gnupg/private-keys")
+"""In any place of a path. A public key in ``.ssh`` stays behind with the private one."""
 COPY_ENDS = ("~", ".bak", ".old")
 
 
@@ -32,7 +38,9 @@ def is_secret(path: str) -> bool:
         if path.endswith(end):
             path = path[: -len(end)]
     name = path.rpartition("/")[2]
-    return name in SECRET_NAMES or name.startswith(".env.") or path.endswith(SECRET_ENDS + SECRET_PATHS)
+    if name in SECRET_NAMES or name.startswith(".env.") or path.endswith(SECRET_ENDS + SECRET_PATHS):
+        return True
+    return "/." in path and any(part in path for part in SECRET_PARTS)
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -36,6 +36,13 @@ PROTOCOL = 1
 NEED_PROGRAM, NEED_RULES, NEED_REQUEST = "need-program", "need-rules", "need-request"
 """Statuses of an answer that asks for something to be sent again: what is not, or no longer, in the sandbox."""
 
+MOST_DATABASES = 50
+"""How many databases that no layout takes an answer names at most."""
+MOST_DROPPED = 20_000
+"""How many dropped files an answer names at most."""
+MOST_UNSAVED, MOST_LOST, MOST_UNSAVED_PROJECTS = 200, 5, 100
+"""How many unsaved memories an answer names at most, and of each how many files and projects."""
+
 LayoutRules = Dict[str, Any]
 """A layout as plain data, without keys that are empty (``docs/layouts.md``)."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import zoneinfo
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from sidecar.host.text import suggest
+from sidecar.host.values import dataclass
 
 SHORTHANDS = {
     "@hourly": "0 * * * *",

@@ -18,11 +18,11 @@ import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from sidecar.errors import SidecarError, UsageError
+from sidecar.host.values import dataclass
 
 PRIVATE = 0o600
 CHUNK = 1 << 20

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from sidecar.errors import BadConfig
-from sidecar.host.cron import CRON_HINT, Cron
 from sidecar.host.text import SIZE_HINT, parse_size, suggest
 
 PREFIX = "MEMORY_SIDECAR_"
-TABLES = ("Tables", "dict[")
+TABLES = ("Tables", "Rules", "dict[")
 """How the types of options begin that are tables themselves. These have no environment variable."""
 
 T = TypeVar("T")
@@ -111,9 +110,12 @@ def check_least(settings: Any, section: str, least: Mapping[str, int]) -> None:
 
 def check_cron(text: str, at: tuple[str | int, ...]) -> None:
     """Raise ``BadConfig`` for a text that is neither empty nor a cron expression."""
+    if not text:
+        return
+    from sidecar.host.cron import CRON_HINT, Cron  # late: a command seldom has a schedule
+
     try:
-        if text:
-            Cron.parse(text)
+        Cron.parse(text)
     except ValueError as problem:
         message = f"{format_setting(at)} = {text!r} is no cron expression: {problem}."
         raise BadConfig(message, hint=CRON_HINT, at=at) from None

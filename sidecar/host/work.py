@@ -15,11 +15,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sidecar.errors import SandboxTimeout, SidecarError, UnpackTimeout
+
+if TYPE_CHECKING:
+    from tenacity import AsyncRetrying, RetryCallState
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -119,6 +120,9 @@ def _log_retry(state: RetryCallState) -> None:
 
 def retry_safely(attempts: int = 3) -> AsyncRetrying:
     """Return the retry policy for steps that change nothing, or can be repeated: limited, with jitter."""
+    # late: a command that only reads the store does without it
+    from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
     return AsyncRetrying(
         retry=retry_if_exception(_is_retryable),
         stop=stop_after_attempt(attempts),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -19,6 +19,7 @@ from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
+from sidecar.host.values import dataclass
 from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"

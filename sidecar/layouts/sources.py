@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from sidecar.host.values import dataclass
 
 READERS = ("sections", "table", "list", "lines", "whole")
 """The readers of ``sidecar.records``: Markdown sections, a SQLite table, a JSON list, JSON lines, a file as one record."""

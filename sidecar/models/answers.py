@@ -4,9 +4,10 @@ a later service may add."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from sidecar.host.values import dataclass
 from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
 from sidecar.schema import OneOf
 
@@ -332,6 +333,35 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A memory that is in a new sandbox."""
+
+    attachment: Attachment
+    """The new one: ``attachment.sandbox`` is its reference."""
+    former: str
+    """The sandbox that it was in."""
+    former_state: Annotated[str, OneOf("ended", "detached")]
+    """What became of that."""
+    restored: RestoreReceipt | None = None
+    exported: ExportReceipt | None = None
+    """The last export of the old one that found something new, or the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingSandbox:
+    """A memory that is to have a living sandbox (``[[start]]`` in the config) and has none."""
+
+    memory: str
+    on: str
+    """Where it is to be created."""
+    since: str
+    problem: str = ""
+    """Why the last attempt failed, or why there is none."""
+    next: str = ""
+    """No attempt before this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """All attachments on one store, and which service answered."""
 
@@ -340,6 +370,8 @@ class Overview:
     """The store's URL."""
     service: str = ""
     """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
+    missing: list[MissingSandbox] = field(default_factory=list)
+    """What the service that answers is to create and could not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any
 
+from sidecar.host.values import dataclass
 from sidecar.models.answers import Counts, Difference
 from sidecar.schema import OneOf
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
+from sidecar.host.values import dataclass
 from sidecar.schema import Check, Schema
 
 Name = Annotated[str, Check(min_length=1, max_length=1000)]
@@ -137,6 +138,24 @@ class StartBody(Body):
     """Kept with its snapshots."""
     user: Text = ""
     """Work in it as this user, also at checkpoints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveBody(Body):
+    """Move a memory to a new sandbox."""
+
+    to: Annotated[Name, Schema(examples=["daytona:my-snapshot", "e2b:base", "local:"])]
+    """The provider, and what the sandbox is made from there: a template, a snapshot. Nothing after the colon: its default."""
+    sandbox: Text = ""
+    """Which sandbox is left, where the memory has several."""
+    keep_old: Flag = False
+    """Do not end the old sandbox, only stop looking after it."""
+    metadata: Annotated[dict[Name, Text], Check(max_length=50)] = field(default_factory=dict)
+    """Kept with the new sandbox by its provider (Daytona: labels)."""
+    timeout: Annotated[float, Check(strict=True, ge=1, le=2592000)] | None = None
+    """Seconds until its provider ends it (Daytona: without activity, in whole minutes). Default: the provider's."""
+    user: Text = ""
+    """Work in the new sandbox as this user. Default: at the same provider as before, else its own default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ The first pattern that matches counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from sidecar.format.patterns import compile_patterns
 from sidecar.host.text import parse_duration
+from sidecar.host.values import dataclass
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 
 GIB = 1 << 30

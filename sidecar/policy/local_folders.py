@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sidecar.errors import SandboxNotAllowed
 from sidecar.format.roots import resolve_hint
+from sidecar.host.values import dataclass
 from sidecar.ports import AllowedPaths
 from sidecar.program.places import is_in
 

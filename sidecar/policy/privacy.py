@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from sidecar.format.protocol import PrivacyRules, PrivacyTable
+from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
+from sidecar.policy.rules import Rules, describe_rules
 from sidecar.program.privacy.credentials import VERSION
 
 KEEP, REMOVE = "keep", "remove"
@@ -33,14 +35,17 @@ class Privacy:
 
     private: str = REMOVE
     """What happens to ``<private>…</private>``, in files and databases: "remove" or "keep"."""
-    credentials: str = WARN
+    credentials: str = REDACT
     """What happens to credentials in files: "off", "warn", "redact", or "refuse": such an export is rejected."""
-    databases: str = WARN
-    """The same for credentials in databases."""
+    databases: str = ""
+    """The same for credentials in databases; like ``credentials`` if it is empty."""
     layouts: Tables = field(default_factory=dict)
     """For one layout's files alone: any of the keys above."""
     memories: Tables = field(default_factory=dict)
     """For the memories a pattern fits: any of the keys above."""
+    rules: Rules = ()
+    """Kinds of credentials of your own: ``name``, ``pattern`` (a regular expression; of a group in it, only that is the
+    secret), and ``keyword``, which is in all that it matches."""
 
     def of(self, memory: str) -> Privacy:
         """Return the settings for one memory."""
@@ -67,7 +72,8 @@ class Privacy:
         """
 
         def told(table: Privacy) -> dict[str, Any]:
-            return {key: getattr(table, key) for key in MODES}
+            modes = {key: getattr(table, key) for key in MODES}
+            return {**modes, "databases": table.databases or table.credentials}
 
         parts = {name: told(self.narrow_to_layout(name)) for name in self.layouts}
         kept_out = {
@@ -75,6 +81,9 @@ class Privacy:
             for name, layout in layouts.items()
             if layout.filters or layout.emptied or name in ALWAYS_NAMED
         }
-        text = json.dumps([VERSION, told(self), parts, kept_out], sort_keys=True).encode()
+        rules = describe_rules(self.rules)
+        own = [rules] if rules else []
+        text = json.dumps([VERSION, told(self), parts, kept_out, *own], sort_keys=True).encode()
         tables = {name: PrivacyTable(**table) for name, table in parts.items() if name in asked}
-        return PrivacyRules(**told(self), layouts=tables, policy=hashlib.sha256(text).hexdigest()[:16])
+        policy = hashlib.sha256(text).hexdigest()[:16]
+        return PrivacyRules(**told(self), layouts=tables, policy=policy, rules=rules)

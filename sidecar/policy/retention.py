@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Protocol
 
 from sidecar.host.text import parse_duration
+from sidecar.host.values import dataclass
 from sidecar.ids import parse_snapshot_time
 from sidecar.policy.limits import find_table
 

@@ -22,6 +22,7 @@ from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORI
 from sidecar.policy.privacy import MODES as PRIVACY_MODES
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import COUNTS, SAFE_PART, Retention, RetentionRules
+from sidecar.policy.rules import check_rules
 
 At = tuple[str | int, ...]
 
@@ -98,14 +99,14 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
         for name, table in _list_tables(tables).items():
             narrower[kind][name], narrowed = _narrow_table(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
             _check_modes(narrowed, ("privacy", kind, name))
-    return replace(privacy, **narrower)
+    return replace(privacy, **narrower, rules=check_rules(privacy.rules))
 
 
 def _check_modes(privacy: Privacy, at: At) -> None:
     """Raise ``BadConfig`` for a mode that does not exist."""
     for key, modes in PRIVACY_MODES.items():
         mode = getattr(privacy, key)
-        if mode not in modes:
+        if mode not in modes and (mode or key != "databases"):
             may_be = " or ".join(f'"{one}"' for one in modes)
             raise BadConfig(
                 f"{format_setting((*at, key))} must be {may_be}, not {mode!r}.",

@@ -253,9 +253,13 @@ def _export(question: ExportQuestion, rules: Rules, scratch: Scratch, home: str)
 
 def _restore(question: RestoreQuestion, rules: Rules, scratch: Scratch, home: str) -> RestoreAnswer:
     """Restore, and write the answer down in case it is lost on the way."""
+    from sidecar.program import ready
     from sidecar.program.restore.restore import Restore
 
+    ready.retract(scratch)
     answer = Restore(question, rules, scratch, home).run()
+    if answer.status in ("complete", "kept"):
+        answer.warnings += ready.announce(scratch, question, answer)
     if answer.status != "unsaved":
         with contextlib.suppress(OSError):  # a full disk: it is only needed if this answer is lost
             places.write_file(_locate_answer(scratch), encode([question.operation, answer]))

@@ -6,10 +6,11 @@
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              the last restore's answer, in case it was lost on the way
+~/.cache/memory-sidecar/ready.json                   says that the memory is in place (ready.py)
 ~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, with what it does
 ~/.cache/memory-sidecar/.program-<hash>.zip          this program, and the rules it works by, so that they need not be
 ~/.cache/memory-sidecar/.rules-<hash>.json           sent again (parts.py)
-~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and no snapshot has (aside.py)
+~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and no snapshot has (set_aside.py)
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 
 Only the sandbox's user can read it. That user's agent can replace any of it, so links in place of these folders are not

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.format.index import FILE, LINK, Entry
+from sidecar.host.values import dataclass
 from sidecar.models.answers import Counts
 from sidecar.models.records import FileChange
 from sidecar.records.files import MemoryFile, Unreadable

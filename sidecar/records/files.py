@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
+
+from sidecar.host.values import dataclass
 
 
 class Unreadable(Exception):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from sidecar.host.values import dataclass
 from sidecar.records.files import Unreadable
 from sidecar.records.record import DIGEST_BYTES, Item, digest_contents
 
@@ -53,12 +54,17 @@ def sketch_rows(items: Iterable[tuple[str, Item]]) -> list[Row]:
     for _, item in items:
         if len(rows) >= MOST_COMPARED:
             raise Unreadable(f"it holds more than {MOST_COMPARED:,} records")
-        name: str | bytes = item.identity or item.digest
-        if len(name) > LONGEST_NAME:
-            name = digest_contents(item.identity.encode("utf-8", "surrogatepass"))
-        gap = item.gap if len(item.gap) <= DIGEST_BYTES else digest_contents(item.gap)
-        rows.append(Row(item.kind, name, item.digest, gap))
+        rows.append(sketch_row(item))
     return rows
+
+
+def sketch_row(item: Item) -> Row:
+    """Return what is kept of an item to compare it."""
+    name: str | bytes = item.identity or item.digest
+    if len(name) > LONGEST_NAME:
+        name = digest_contents(item.identity.encode("utf-8", "surrogatepass"))
+    gap = item.gap if len(item.gap) <= DIGEST_BYTES else digest_contents(item.gap)
+    return Row(item.kind, name, item.digest, gap)
 
 
 def match_rows(old: Sequence[Row], new: Sequence[Row], *, ordered: bool = False) -> Match:

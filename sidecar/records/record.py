@@ -10,9 +10,11 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
+
+from sidecar.host.values import dataclass
 
 READER = 5
 """The version of the readers. It is raised when the same snapshot is read into different records or texts; records of

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from sidecar.host.values import dataclass
 from sidecar.records.files import MemoryFile
 from sidecar.records.record import Item, Record, clean_record, digest_contents
 

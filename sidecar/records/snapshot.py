@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.errors import SnapshotDamaged
 from sidecar.format.index import FILE
 from sidecar.host.files import Spool, SpoolFull
+from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE

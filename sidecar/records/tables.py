@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -38,6 +39,15 @@ def read_table(file: MemoryFile, spec: RecordSpec, only: Sequence[int] | None = 
             digest = digest_contents(b"\0".join([row[number] or b"" for number in contents]))
             pick = partial(_pick, spec, where, projects, row)
             yield Item(spec.kind, _identify(keys, row), digest, partial(build_row_record, spec, file, pick))
+
+
+def read_rows(file: MemoryFile, spec: RecordSpec, rowids: Iterable[int]) -> dict[int, Item] | None:
+    """Return those of these rows that a table has, to compare them: their projects are not looked up. ``None`` if they
+    have none of the columns. Raise ``Unreadable``."""
+    with open_tables(file.place) as tables:
+        there = tables.pick_rowids(spec.table, rowids)
+    items = list(read_table(file, replace(spec, sessions=None), there))
+    return dict(zip(there, items, strict=True)) if len(items) == len(there) else None
 
 
 def _identify(keys: Sequence[Sequence[int]], row: Sequence[bytes | None]) -> str:
@@ -171,6 +181,23 @@ class TableReader:
             return [
                 row[0] for row in self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} ORDER BY rowid")
             ]
+
+    def pick_rowids(self, table: str, rowids: Iterable[int]) -> list[int]:
+        """Return those of these rowids that a table has, in order. Raise ``Unreadable``."""
+        with translate_sqlite_errors():
+            select = f"SELECT 1 FROM {_quote_name(table)} WHERE rowid = ?"
+            return [rowid for rowid in sorted(rowids) if self._connection.execute(select, (rowid,)).fetchone()]
+
+    def describe_table(self, table: str) -> tuple[int, str]:
+        """Return the root page of a table and the statement that made it; 0 if there is no such table. Raise
+        ``Unreadable``."""
+        with translate_sqlite_errors():
+            if not self._list_columns(table):
+                return 0, ""
+            found = self._connection.execute(
+                "SELECT rootpage, sql FROM main.sqlite_master WHERE type = 'table' AND name = ?", (table,)
+            ).fetchone()
+            return (found[0], str(found[1])) if isinstance(found[0], int) else (0, "")
 
     def _list_rowids(self, select: str) -> list[int]:
         found = [row[0] for row in self._connection.execute(f"{select} LIMIT {MOST_DIFFERING + 1}")]

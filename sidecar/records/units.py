@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from re import Pattern
 
 from sidecar.format.patterns import compile_patterns
+from sidecar.host.values import dataclass
 from sidecar.layouts import Layout, load_built_in
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.documents import read_lines, read_list, read_rest, read_whole

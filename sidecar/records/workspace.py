@@ -107,11 +107,6 @@ class Workspace:
         self._manifest, self.entries = manifest, entries
         return self.files
 
-    async def release(self) -> None:
-        """Remove the files of earlier snapshots that were kept."""
-        kept, self._kept = self._kept, []
-        await asyncio.to_thread(_remove_files, kept)
-
     async def apply_pack(self, manifest: Manifest, entries: dict[str, Entry], pack: PackFile) -> dict[str, MemoryFile]:
         """Apply a checked pack that is on this machine and return the files as they are then. Those before it stay."""
         wanted = self._list_wanted(entries)

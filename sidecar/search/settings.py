@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sidecar.errors import BadConfig
+from sidecar.host.values import dataclass
 
 URL_VARIABLE = "MEMORY_SIDECAR_POSTGRES"
 HOW = "Write postgresql://user:password@host:5432/database; in a password, @ is %40, / is %2F, # is %23, % is %25."

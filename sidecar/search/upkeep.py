@@ -8,7 +8,7 @@ head again before it writes, so records of an older snapshot never replace those
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from sidecar.errors import (
     SearchDenied,
@@ -19,6 +19,7 @@ from sidecar.errors import (
     SnapshotError,
 )
 from sidecar.host.files import open_spool
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.layouts import Layout
 from sidecar.models.answers import Found

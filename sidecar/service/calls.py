@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 from sidecar.audit.lines import Call, Caller
 from sidecar.audit.trail import Record
+from sidecar.host.values import dataclass
 
 DONE = "ok"
 """The outcome of a call that says no more than that it succeeded."""

@@ -41,11 +41,12 @@ from sidecar.store.selectors import resolve_snapshot
 
 if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
+    from sidecar.service.jobs.wanted import WantedJob
     from sidecar.service.starts import Starts
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
-LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects"})
+LATER_OPTIONS = frozenset({"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce"})
 
 
 class _AlreadyBegun(Exception):
@@ -78,6 +79,8 @@ class Sidecar:
         self.events.subscribe(self.admission.usage.count, repetitions=True)
         self.starts: Starts | None = None
         """Creates sandboxes and ends them."""
+        self.wanted: WantedJob | None = None
+        """Creates a sandbox for memories that are to have one."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 

@@ -194,6 +194,30 @@ class SandboxLossDetails(TypedDict):
     error: ErrorDetails
 
 
+class MoveDetails(TypedDict):
+    """A memory that is in a new sandbox."""
+
+    former: str
+    former_state: str
+
+
+class MissingDetails(TypedDict):
+    """A sandbox that should be there and is not."""
+
+    on: str
+    since: str
+    problem: str
+    next: str
+    failures: int
+
+
+class StartedDetails(TypedDict):
+    """A sandbox that was created because a memory is to have one."""
+
+    snapshot: str | None
+    missing_seconds: float
+
+
 class UnfinishedDetails(TypedDict):
     """An export or a restore that was not done when the service stopped."""
 
@@ -222,6 +246,9 @@ DETAILS: dict[type, tuple[str, ...]] = {
     RetentionDetails: ("retention.forgot",),
     SandboxEndDetails: ("sandbox.ended",),
     SandboxLossDetails: ("sandbox.lost",),
+    MoveDetails: ("memory.moved",),
+    MissingDetails: ("sandbox.missing",),
+    StartedDetails: ("sandbox.started",),
     UnfinishedDetails: ("service.unfinished",),
 }
 """The types of events that have such details."""

@@ -31,6 +31,7 @@ EVENTS = {
     "drill.failed": "A snapshot could not be brought back whole into a scratch sandbox.",
     ACCEPTED: "A snapshot became the head although guards objected: it came repeatedly, or a person accepted it (`by`).",
     "memory.forked": "A memory was begun with a copy of a snapshot of another one (`origin`).",
+    "memory.moved": "A memory is in a new sandbox; the old one (`former`) was ended or detached.",
     "memory.rolled-back": "A caller made another snapshot the head (`snapshot`; before: `replaced`).",
     DELETED: "A caller deleted a memory.",
     "index.updated": "A memory's rows for search were brought up to date.",
@@ -40,6 +41,8 @@ EVENTS = {
     "retention.forgot": "Retention rules removed snapshots, or packs that no snapshot needs.",
     "sandbox.ended": "A sandbox ended after its conversation was exported. Nothing is lost.",
     "sandbox.lost": "A sandbox ended within a conversation. What it wrote in its last `unsaved_seconds` may be lost.",
+    "sandbox.missing": "A memory that is to have a living sandbox (`[[start]]`) has none: it could not be created, or not yet.",
+    "sandbox.started": "A sandbox was created for a memory that is to have one, and the memory restored into it.",
     "service.unfinished": "The service stopped before an export or a restore was done.",
 }
 

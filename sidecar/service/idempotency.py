@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from sidecar.engine import Engine, finish_export
 from sidecar.errors import SwapLost, UsageError
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import ITSELF, Caller

@@ -9,12 +9,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from sidecar.host.text import make_printable
+from sidecar.host.values import dataclass
 
 MOST = 3
 SECONDS = 60.0

@@ -63,6 +63,21 @@ class Metrics:
             "Attached sandboxes that are lost or overdue, or whose last export failed or did not become the head",
             registry=self.registry,
         )
+        self._missing = Gauge(
+            "memory_sidecar_sandboxes_missing",
+            "Memories that are to have a living sandbox ([[start]]) and have none",
+            registry=self.registry,
+        )
+        self._started = Counter(
+            "memory_sidecar_sandboxes_started",
+            "Sandboxes that were created because a memory is to have one",
+            registry=self.registry,
+        )
+        self._failed_starts = Counter(
+            "memory_sidecar_sandboxes_not_started",
+            "Attempts to create such a sandbox that failed, or that the budget did not allow",
+            registry=self.registry,
+        )
         self._lost = Counter(
             "memory_sidecar_sandboxes_lost", "Sandboxes that ended within a conversation", registry=self.registry
         )
@@ -102,6 +117,10 @@ class Metrics:
         """Update the metrics from an event."""
         if event.type == "sandbox.lost":
             self._lost.inc()
+        if event.type == "sandbox.started":
+            self._started.inc()
+        if event.type == "sandbox.missing":
+            self._failed_starts.inc()
         if event.type == "sandbox.ended":
             self._ended.inc()
         if event.type == "retention.forgot":
@@ -147,10 +166,11 @@ class Metrics:
                 with suppress(KeyError):  # not rendered yet
                     shown.remove(memory)
 
-    def text(self, *, running: int, waiting: int, attached: int, at_risk: int) -> bytes:
+    def text(self, *, running: int, waiting: int, attached: int, at_risk: int, missing: int = 0) -> bytes:
         """Return the metrics in Prometheus' text format."""
         self._attached.set(attached)
         self._at_risk.set(at_risk)
+        self._missing.set(missing)
         self._running.set(running)
         self._waiting.set(waiting)
         for known, shown in ((self._made, self._newest), (self._seen, self._saved)):

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import structlog
@@ -17,6 +17,7 @@ import structlog
 from sidecar.audit.lines import build_own_call
 from sidecar.audit.trail import Record, Trail
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.access.turns import FairTurns

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.ports import Sandbox
 
 MOST_OPEN = 500

@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ from sidecar.audit.settings import Audit
 from sidecar.audit.trail import Trail, open_trail
 from sidecar.engine import Engine
 from sidecar.host.local_token import find_token_path
+from sidecar.host.values import dataclass
 from sidecar.service.api.app import make_app
 from sidecar.service.attachments.attachment import Attachment
 from sidecar.service.attachments.keeper import Keeper
@@ -33,11 +33,12 @@ from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.jobs.tokens import TokenJob
+from sidecar.service.jobs.wanted import WantedJob
 from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
-from sidecar.service.settings import Service, Webhook
+from sidecar.service.settings import Service, Start, Webhook
 from sidecar.service.starts import Starts
 
 DELIVERY_SECONDS = 3.0
@@ -58,6 +59,8 @@ class ServiceConfig:
     """Seconds between two looks at whether the search index is up to date."""
     adopt: str = ""
     """The folder with backups to adopt."""
+    start: Sequence[Start] = ()
+    """The memories that are to have a living sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ async def serve(
     DrillJob(sidecar, jobs).start()
     TokenJob(sidecar, keeper, callers, jobs).start()
     AdoptionJob(keeper, sidecar, jobs, config.adopt).start()
-    Starts(sidecar, keeper).look_regularly(jobs)
+    starts = Starts(sidecar, keeper)
+    starts.look_regularly(jobs)
+    WantedJob(starts, keeper, sidecar, jobs, config.start).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)

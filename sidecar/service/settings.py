@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
-from sidecar.errors import BadConfig
-from sidecar.host.cron import Cron, find_zone
+from sidecar.errors import BadConfig, BadMemoryId
 from sidecar.host.loopback import is_loopback
 from sidecar.host.sections import check_cron, check_least
 from sidecar.host.text import suggest
+from sidecar.host.values import dataclass
+from sidecar.ids import check_memory_id
 from sidecar.policy.local_folders import LocalPolicy
 from sidecar.service.door.authorities import ANY, Authority
-from sidecar.service.event_types import EVENTS
+
+if TYPE_CHECKING:
+    from sidecar.host.cron import Cron
 
 FORMS = ("auto", "json", "console")
 LEAST = {
@@ -91,7 +96,11 @@ class Service:
 
     def find_cron(self, text: str) -> Cron | None:
         """Return a cron expression in the service's time zone; ``None`` if it is empty."""
-        return Cron.parse(text, find_zone(self.timezone)) if text else None
+        if not text:
+            return None
+        from sidecar.host.cron import Cron, find_zone  # late: a command seldom has a schedule
+
+        return Cron.parse(text, find_zone(self.timezone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +108,52 @@ class Adopt:
     folder: str = ""
     """A folder with backups from before there was a sidecar (.tar.gz, .tgz, .tar.zst, .tar). When a service starts, each whose
     memory does not exist becomes one: conductor.tar.gz becomes "conductor". Files are only read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A memory that is to have a living sandbox."""
+
+    memory: str
+    """Its id."""
+    on: str
+    """The provider, and what a sandbox is made from there: "e2b:TEMPLATE", "daytona:SNAPSHOT" or "local:"."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Kept with the sandbox by its provider (Daytona: labels)."""
+    timeout: float | None = None
+    """Seconds until its provider ends it (Daytona: without activity). Default: the provider's."""
+    must_exist: bool = False
+    """A memory that is not there is an error, not a first start."""
+    layouts: list[str] = field(default_factory=list)
+    """Which layouts to export. Default: whatever is there."""
+    projects: list[str] | None = None
+    """Project folders in the sandbox. Default: where they were."""
+    checkpoint_every: float | None = None
+    """Seconds between exports. Default: as [service] says."""
+    user: str = ""
+    """Work in it as this user."""
+    budget: int = 10
+    """How many sandboxes may be created for it within an hour, failed attempts included, whichever service does."""
+    backoff: float = 5.0
+    """Seconds until it is tried again when a creation failed; doubled with each further failure, up to 15 minutes."""
+    check_every: float = 15.0
+    """Seconds between two looks at whether its sandbox lives."""
+
+
+def check_start(table: Start, at: tuple[str | int, ...]) -> Start:
+    """Return a table. Raise ``BadConfig`` if no sandbox could be created by it."""
+    try:
+        check_memory_id(table.memory)
+    except BadMemoryId as problem:
+        raise BadConfig(f"[[start]] memory: {problem.message}", hint=problem.hint, at=(*at, "memory")) from None
+    if not re.fullmatch(r"[a-z0-9]+:.*", table.on):
+        hint = 'Write on = "e2b:TEMPLATE", "daytona:SNAPSHOT" or "local:".'
+        raise BadConfig(f"[[start]] on = {table.on!r} names no provider.", hint=hint, at=(*at, "on"))
+    for key, least in {"budget": 1, "backoff": 1, "check_every": 1, "timeout": 1, "checkpoint_every": 1}.items():
+        given = getattr(table, key)
+        if given is not None and not least <= given < float("inf"):
+            raise BadConfig(f"[[start]] {key} must be at least {least}.", at=(*at, key))
+    return table
 
 
 def check_adopt(settings: Adopt) -> Adopt:
@@ -134,13 +189,20 @@ def check_service(settings: Service) -> Service:
     parse_address(settings.bind)
     for key in ("checkpoint_at", "drill_at"):
         check_cron(getattr(settings, key), ("service", key))
+    if settings.timezone != "UTC":
+        _check_zone(settings.timezone)
+    return settings
+
+
+def _check_zone(name: str) -> None:
+    from sidecar.host.cron import find_zone
+
     try:
-        find_zone(settings.timezone)
+        find_zone(name)
     except ValueError as problem:
         hint = str(problem) or 'Write a name such as "Europe/Berlin" or "UTC".'
-        message = f"[service] timezone = {settings.timezone!r} is no time zone."
+        message = f"[service] timezone = {name!r} is no time zone."
         raise BadConfig(message, hint=hint, at=("service", "timezone")) from None
-    return settings
 
 
 def narrow_local_policy(policy: LocalPolicy, settings: Service) -> LocalPolicy:
@@ -160,6 +222,8 @@ def parse_address(bind: str) -> tuple[str, int]:
 
 def check_events(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:
     """Raise ``BadConfig`` for a pattern that no event matches, or if there is none."""
+    from sidecar.service.event_types import EVENTS  # late: a command seldom has webhooks
+
     for pattern in patterns:
         if not fnmatch.filter(EVENTS, pattern):
             hint = suggest(pattern, EVENTS, listed=True)

@@ -3,6 +3,9 @@
 Before a sandbox is created, a record in the store says who creates it, and under which name it will be found at its
 provider. The record goes when the sandbox is attached. A service that dies in between leaves the record: a repeated call
 goes on with the sandbox, and otherwise the next service that looks ends it. It holds nothing that is not in the store.
+
+``moves`` uses the same records: there the sandbox that is left behind is named too. ``jobs/wanted`` calls ``start`` for
+memories that are to have a living sandbox; ``wanted`` is what the store knows about those.
 """
 
 from __future__ import annotations
@@ -12,16 +15,18 @@ import hashlib
 import json
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
-from sidecar.errors import NotEnded, RestoreIncomplete, SandboxBusy, SidecarError, SwapLost
+from sidecar.errors import NotEnded, RestoreIncomplete, SandboxAsleep, SandboxBusy, SidecarError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import STARTS, build_start_key
 from sidecar.models.answers import Attached
 from sidecar.ports import SandboxPlan, SandboxProvider
@@ -29,15 +34,19 @@ from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.attachments.attachment import ENDED, Attachment, CareOptions, NotAttached
 from sidecar.service.attachments.checkpoints import DETACHED, build_export_request
 from sidecar.service.attachments.keeper import Keeper
+from sidecar.service.attachments.schedule import GONE
 from sidecar.service.core import Sidecar
 from sidecar.service.idempotency import REUSED, KeyedCall, KeyReused
 from sidecar.service.jobs.scheduler import Jobs
+from sidecar.service.operations import Locks
 from sidecar.service.sandboxes import SandboxTarget
 from sidecar.service.settings import narrow_local_policy
+from sidecar.service.wanted import WantedStates
 
 LOOK_SECONDS = 30.0
 LATE_SECONDS = 120.0
 """A sandbox may still appear at its provider so long after the service died that asked for it."""
+Answer = TypeVar("Answer")
 
 
 class StartUnderWay(SandboxBusy):
@@ -81,6 +90,11 @@ class StartRecord:
     began: float
     sandbox: str = ""
     """Its reference, once it is known."""
+    moving: str = ""
+    """The sandbox that it is to take the place of. As long as that one lives and is attached, the new one is not needed."""
+    done: bool = False
+    """It is attached. The record stays for a while, since a service that died may have asked for a second one under the
+    same name, which may still appear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +118,9 @@ class Starts:
         self._sidecar = sidecar
         self._keeper = keeper
         self._store = sidecar.engine.repository.store
-        self._running: dict[str, tuple[str, asyncio.Task[Attached]]] = {}
+        self.wanted = WantedStates(self._store)
+        self._running: dict[str, tuple[str, asyncio.Task[Any]]] = {}
+        self._turns = Locks()
         self._log = structlog.get_logger("sidecar")
         sidecar.starts = self
 
@@ -113,60 +129,85 @@ class Starts:
         jobs.every("unfinished starts", LOOK_SECONDS, self.clear_up, first=1)
 
     async def start(self, request: StartRequest, key: str = "") -> Attached:
-        """Create a sandbox, restore a memory into it and attach it. Under one key it is done once."""
-        self._sidecar.operations.check_intake()
-        await self._sidecar.engine.repository.check_new_memory(request.memory)
-        self._open_provider(request.provider)
-        place = build_start_key(request.memory, key or secrets.token_hex(20))
+        """Create a sandbox, restore a memory into it and attach it. Under one key it is done once.
+
+        If the memory is one of those that are to have a living sandbox, and it was stopped, this is its sandbox now.
+        """
+        answer = await self.create_attached(request, key)
+        await self.wanted.note_started(request.memory, answer.attachment.sandbox)
+        return answer
+
+    async def create_attached(self, request: StartRequest, key: str) -> Attached:
+        """Do what ``start`` does, but for the memories that are to have a living sandbox."""
+        await self.check(request.memory, request.provider)
         body = request.as_body()
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        asked = KeyedCall(key, request.memory, "start", body) if key else None
+        place, digest = build_start_key(request.memory, key or secrets.token_hex(20)), compute_digest(body)
+        return await self.run_once(place, digest, lambda: self._start_once(request, place, digest, asked))
+
+    async def check(self, memory: str, provider: str) -> None:
+        """Raise a ``SidecarError`` if a sandbox for a memory could not be created there in any case."""
+        self._sidecar.operations.check_intake()
+        await self._sidecar.engine.repository.check_new_memory(memory)
+        self.open_provider(provider)
+
+    async def run_once(self, place: str, digest: str, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Do something under a record's key, or wait for the same call that this service is at. Raise ``KeyReused``."""
+
+        async def take_turn() -> Answer:
+            async with self._turns.held(place):  # what an earlier call left may just be cleared up
+                return await work()
+
         running = self._running.get(place)
         if running is None:
-            asked = KeyedCall(key, request.memory, "start", body) if key else None
-            task = asyncio.create_task(self._start_once(request, place, digest, asked))
+            task: asyncio.Task[Answer] = asyncio.create_task(take_turn())
             self._running[place] = running = digest, task
             task.add_done_callback(lambda _: self._running.pop(place, None))
         elif running[0] != digest:
             raise KeyReused(REUSED)
         # Shielded: what has begun goes on when the caller is gone, and whoever repeats the call gets the same answer.
-        return await asyncio.shield(running[1])
+        answer: Answer = await asyncio.shield(running[1])
+        return answer
 
     async def _start_once(self, request: StartRequest, place: str, digest: str, asked: KeyedCall | None) -> Attached:
         """Start it, unless it was done before."""
         remembered = self._sidecar.remembered_calls
         if asked is not None and (call := await remembered.find(asked)) is not None and call.receipt is not None:
             return msgspec.convert(call.receipt, Attached)
-        held, again = await self._claim(request, place, digest)
+        held, again = await self.claim(request, place, digest)
         try:
-            held = await self._create(request, held, again=again)
-            answer = await self._restore_and_attach(request, held.record.sandbox)
+            held = await self.create(request, held, again=again)
+            answer = await self.restore_and_attach(request, held.record.sandbox)
         except SidecarError as problem:
-            if ended := await self._undo(held):
-                problem.message += f" The sandbox that was made for it, {ended}, was ended; it held nothing else."
-            elif held.record.sandbox:
-                problem.message += (
-                    f" The sandbox that was made for it, {held.record.sandbox}, still runs; it will be ended."
-                )
+            await self.undo_and_say(held, problem)
             raise
-        if asked is not None:
-            call, _ = await remembered.begin(asked)
-            await remembered.end(call, asdict(answer))
-        await self._store.delete([place])
+        await self.finish(held, asked, asdict(answer), again=again)
         return answer
 
-    async def _claim(self, request: StartRequest, place: str, digest: str) -> tuple[HeldRecord, bool]:
+    async def finish(self, held: HeldRecord, asked: KeyedCall | None, answer: dict[str, Any], *, again: bool) -> None:
+        """Remember the answer, and remove the record. If it was taken over it stays for a while, for ``clear_up``."""
+        if asked is not None:
+            call, _ = await self._sidecar.remembered_calls.begin(asked)
+            await self._sidecar.remembered_calls.end(call, answer)
+        if again:
+            over = replace(held.record, instance="", done=True, moving="", began=time.time())
+            await self._write(over, held.key, held.version)
+        else:
+            await self._store.delete([held.key])
+
+    async def claim(self, request: StartRequest, place: str, digest: str, moving: str = "") -> tuple[HeldRecord, bool]:
         """Write the record, or take over that of a service that died. Return it, and whether there was one.
 
         Raise ``StartUnderWay`` if a living service has it, and ``KeyReused`` if it is of another call.
         """
         await self._store.prepare()
         instance, attempt = self._keeper.lease.instance, secrets.token_hex(8)
-        ours = StartRecord(request.memory, request.provider, instance, digest, attempt, time.time())
-        before = await self._read(place)
+        ours = StartRecord(request.memory, request.provider, instance, digest, attempt, time.time(), moving=moving)
+        before = await self.read(place)
         if before is not None:
             if before.record.digest != digest:
                 raise KeyReused(REUSED)
-            if before.record.instance in await self._list_others():
+            if before.record.instance in await self.list_others():
                 raise StartUnderWay(f"A sandbox for {request.memory} is being made under this key.")
             ours = replace(ours, attempt=before.record.attempt, sandbox=before.record.sandbox)
         try:
@@ -174,9 +215,9 @@ class Starts:
         except SwapLost:
             raise StartUnderWay(f"A sandbox for {request.memory} is being made under this key.") from None
 
-    async def _create(self, request: StartRequest, held: HeldRecord, *, again: bool) -> HeldRecord:
+    async def create(self, request: StartRequest, held: HeldRecord, *, again: bool) -> HeldRecord:
         """Create the sandbox, unless a service that died has, and note its reference."""
-        provider = self._open_provider(request.provider)
+        provider = self.open_provider(request.provider)
         found = await provider.find(held.name) if again else []
         for extra in found[1:]:
             await provider.end(extra)
@@ -193,7 +234,14 @@ class Starts:
             ref = await provider.create(plan)
         return await self._write(replace(held.record, sandbox=ref), held.key, held.version)
 
-    async def _restore_and_attach(self, request: StartRequest, ref: str) -> Attached:
+    async def restore_and_attach(self, request: StartRequest, ref: str) -> Attached:
+        """Restore the memory into a new sandbox, and look after it. Raise ``RestoreIncomplete``."""
+        receipt = await self.restore(request, ref)
+        attachment = await self._keeper.look_after((request.memory, receipt.sandbox), request.care, receipt)
+        return Attached(attachment=attachment, restored=receipt)
+
+    async def restore(self, request: StartRequest, ref: str) -> RestoreReceipt:
+        """Restore the memory into a sandbox. Raise ``RestoreIncomplete``."""
         target = SandboxTarget(ref, user=request.care.user)
         receipt = await (await self._sidecar.start_restore(request.restore, target)).result()
         assert isinstance(receipt, RestoreReceipt)
@@ -201,23 +249,31 @@ class Starts:
             hint = "`memory-sidecar verify` says whether the snapshot is whole. Then start again."
             why = receipt.reason.message if receipt.reason else "The restore is incomplete."
             raise RestoreIncomplete(why, hint=hint)
-        attachment = await self._keeper.look_after((request.memory, receipt.sandbox), request.care, receipt)
-        return Attached(attachment=attachment, restored=receipt)
+        return receipt
+
+    async def undo_and_say(self, held: HeldRecord, problem: SidecarError) -> None:
+        """End what was created, and add to the problem what became of it."""
+        if ended := await self._undo(held):
+            problem.message += f" The sandbox that was made for it, {ended}, was ended; it held nothing else."
+        elif held.record.sandbox:
+            problem.message += (
+                f" The sandbox that was made for it, {held.record.sandbox}, still runs; it will be ended."
+            )
 
     async def _undo(self, held: HeldRecord) -> str:
         """End what was created, and remove the record. Return the sandbox that was ended, if any.
 
-        Where that cannot be done now, or where the sandbox may still appear, the record stays, for ``clear_up``.
+        Where that cannot be done now, or where the sandbox may still appear, the record stays, for ``clear_up``. Where
+        another service has taken it over meanwhile, all of it is left to that one.
         """
         try:
-            stored = await self._read(held.key)
+            stored = await self.read(held.key)
             record = stored.record if stored is not None else held.record
-            provider = self._open_provider(record.provider)
+            if record.instance != self._keeper.lease.instance:
+                return ""
+            provider = self.open_provider(record.provider)
             refs = [record.sandbox] if record.sandbox else list(await provider.find(held.name))
-            for ref in refs:
-                if (attachment := await self._find_attachment(record.memory, ref)) is not None:
-                    await self._keeper.detach(attachment)
-                await provider.end(ref)
+            await self._end_all(record.memory, refs, provider)
             if refs:
                 await self._store.delete([held.key])
             elif stored is not None:
@@ -227,37 +283,75 @@ class Starts:
             self._log.error("a new sandbox could not be ended yet", memory=held.record.memory, **problem.as_dict())
             return ""
 
+    async def _end_all(self, memory: str, refs: Iterable[str], provider: SandboxProvider) -> None:
+        """End sandboxes that are not needed, and look after them no longer."""
+        for ref in refs:
+            if (attachment := await self.find_attachment(memory, ref)) is not None:
+                await self._keeper.detach(attachment)
+            await provider.end(ref)
+
     async def clear_up(self) -> None:
         """End the sandboxes of services that died before they were attached."""
         keys = [info.key async for info in self._store.list(STARTS)]
-        others = await self._list_others() if keys else set()
+        others = await self.list_others() if keys else set()
         for key in keys:
-            held = await self._read(key)
-            if held is None or key in self._running or held.record.instance in others:
+            if key in self._running:
                 continue
-            try:
-                await self._clear_up_one(held)
-            except SwapLost:
-                continue  # another service does it
-            except SidecarError as problem:
-                about = {"memory": held.record.memory, "provider": held.record.provider}
-                self._log.error("an unfinished start could not be cleared up", **about, **problem.as_dict())
+            async with self._turns.held(key):
+                held = await self.read(key)
+                if held is None or held.record.instance in others:
+                    continue
+                try:
+                    await self._clear_up_one(held)
+                except SwapLost:
+                    continue  # another service does it
+                except SidecarError as problem:
+                    about = {"memory": held.record.memory, "provider": held.record.provider}
+                    self._log.error("an unfinished start could not be cleared up", **about, **problem.as_dict())
 
     async def _clear_up_one(self, held: HeldRecord) -> None:
         record = replace(held.record, instance=self._keeper.lease.instance)
         held = await self._write(record, held.key, held.version)
-        provider = self._open_provider(record.provider)
+        provider = self.open_provider(record.provider)
         refs = {*await provider.find(held.name), *([record.sandbox] if record.sandbox else [])}
-        attached = [ref for ref in refs if await self._find_attachment(record.memory, ref) is not None]
-        for ref in refs if not attached else ():
-            await provider.end(ref)
+        for ref in refs - await self._list_needed(record, refs):
+            await self._end_all(record.memory, [ref], provider)
             own = build_own_call("end-unfinished", memory=record.memory, sandbox=ref)
             self._sidecar.trail.add(own, "ended")
             self._log.warning("a sandbox of a start that was not finished was ended", memory=record.memory, sandbox=ref)
-        if refs or time.time() - record.began > LATE_SECONDS:
+        if (refs and not record.done) or time.time() - record.began > LATE_SECONDS:
             await self._store.delete([held.key])
 
-    async def _find_attachment(self, memory: str, ref: str) -> Attachment | None:
+    async def _list_needed(self, record: StartRecord, refs: set[str]) -> set[str]:
+        """Return the sandboxes of a record that stay. Raise a ``SidecarError`` if that cannot be said now."""
+        if record.done:
+            return {record.sandbox}
+        if record.moving and await self.find_living(record.memory, record.moving) is not None:
+            return set()
+        return {ref for ref in refs if await self.find_attachment(record.memory, ref) is not None}
+
+    async def find_living(self, memory: str, ref: str) -> Attachment | None:
+        """Return the attachment of a sandbox that lives and is looked after; one that is paused lives. Raise a
+        ``SidecarError`` if its provider does not say."""
+        attachment = await self.find_attachment(memory, ref)
+        if attachment is None or not attachment.looked_after or await self.is_gone(memory, ref):
+            return None
+        return attachment
+
+    async def is_gone(self, memory: str, ref: str) -> bool:
+        """Whether a sandbox no longer exists; if so, the keeper is told. Raise a ``SidecarError`` if its provider does not
+        say. Nothing is woken by it."""
+        try:
+            async with self._sidecar.sandboxes.open_fresh(ref) as sandbox:
+                await sandbox.connect()
+        except GONE as problem:
+            await self._keeper.report_gone(memory, ref, problem)
+            return True
+        except SandboxAsleep:
+            return False
+        return False
+
+    async def find_attachment(self, memory: str, ref: str) -> Attachment | None:
         """Return the attachment of a sandbox; ``None`` only if there is none for certain."""
         try:
             return await self._keeper.find(memory, ref)
@@ -266,12 +360,25 @@ class Starts:
 
     async def stop(self, memory: str, sandbox: str = "", *, discard: bool = False) -> Attached:
         """Export an attached sandbox and end it. Raise ``NotEnded`` if its memory was not saved: then it is not ended,
-        unless ``discard``."""
-        attachment = await self._keeper.find(memory, sandbox)
-        provider = self._open_provider(attachment.sandbox.partition(":")[0])
+        unless ``discard``.
+
+        If the memory is one of those that are to have a living sandbox, and this is its last one, none is created until
+        it is started again. That holds also where there is none to be ended.
+        """
+        try:
+            attachment = await self._keeper.find(memory, sandbox)
+        except NotAttached as problem:
+            if not sandbox and await self.wanted.note_stopped(memory):
+                problem.message += " From now on none is created for it."
+                problem.hint = f"`memory-sidecar start {memory}`, or a change of its [[start]], lets that begin again."
+            raise
+        provider = self.open_provider(attachment.sandbox.partition(":")[0])
         exported = None
         try:
             exported = await self._export_last(attachment)
+        except GONE:
+            if not await self._note_stopped(attachment) and not discard:
+                raise
         except SidecarError as problem:
             if not discard:
                 raise
@@ -279,9 +386,20 @@ class Starts:
         if exported is not None and not exported.is_saved and not discard:
             why = f": {exported.reason.message}" if exported.reason else "."
             raise NotEnded(f"{attachment.sandbox} was not ended. Its export was {exported.outcome.value}{why}")
+        # Before it is ended, so that no other one is created in its place.
+        await self._note_stopped(attachment)
         await provider.end(attachment.sandbox)
         await self._keeper.detach(attachment)
         return Attached(attachment=replace(attachment, state=ENDED), exported=exported)
+
+    async def _note_stopped(self, attachment: Attachment) -> bool:
+        """Note that a memory is to have no sandbox any more, unless it has others. Return whether it was to have one."""
+        if await self.wanted.read(attachment.memory) is None:
+            return False
+        ours = [one for one in await self._keeper.find_all() if one.memory == attachment.memory and one.looked_after]
+        if any(one.sandbox != attachment.sandbox for one in ours):
+            return True
+        return await self.wanted.note_stopped(attachment.memory)
 
     async def _export_last(self, attachment: Attachment) -> ExportReceipt:
         wanted, target = (
@@ -292,18 +410,18 @@ class Starts:
         assert isinstance(receipt, ExportReceipt)
         return receipt
 
-    def _open_provider(self, name: str) -> SandboxProvider:
+    def open_provider(self, name: str) -> SandboxProvider:
         """Raise ``BadReference`` if there is no such provider."""
         engine = self._sidecar.engine
         assert engine.open_provider is not None
         return engine.open_provider(name, local=narrow_local_policy(engine.local, self._sidecar.settings))
 
-    async def _list_others(self) -> set[str]:
+    async def list_others(self) -> set[str]:
         """Return the other services that live."""
         await self._keeper.lease.keep()
         return await self._keeper.lease.list_living() - {self._keeper.lease.instance}
 
-    async def _read(self, key: str) -> HeldRecord | None:
+    async def read(self, key: str) -> HeldRecord | None:
         """Read a record; ``None`` if there is none. One that is damaged is logged, and left."""
         stored = await self._store.get(key)
         if stored is None:
@@ -319,3 +437,8 @@ class Starts:
         """Raise ``SwapLost`` if another service wrote it."""
         data = encode_checksummed(asdict(record))
         return HeldRecord(record, key, await self._store.swap(key, data, expected=version))
+
+
+def compute_digest(body: dict[str, Any]) -> str:
+    """Return the digest by which two calls are compared."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

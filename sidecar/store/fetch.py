@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, SnapshotDamaged
 from sidecar.format import index
 from sidecar.format.index import merge_indexes
 from sidecar.host.files import Spool, SpooledFile
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.fold import PackFile

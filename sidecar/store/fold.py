@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
@@ -20,6 +19,7 @@ from sidecar.format.index import DIR, FILE, LINK, Change, Entry, Index, apply_in
 from sidecar.format.packs import Packer
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root
+from sidecar.host.values import dataclass
 from sidecar.program.restore.staging import Staged, Unpacker
 
 MOST_PACKS = 8

@@ -8,9 +8,10 @@ calls that will not be repeated, and unfinished writes. Ages are measured by the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.errors import SnapshotDamaged
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.models.answers import Collected

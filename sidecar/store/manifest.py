@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import Any, Self, TypeVar
@@ -18,6 +18,7 @@ from sidecar.errors import SnapshotDamaged, UnknownFormat
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.format.index import Entry
 from sidecar.host.text import format_count
+from sidecar.host.values import dataclass
 from sidecar.ids import parse_snapshot_time
 from sidecar.layouts import CoveredRules
 from sidecar.layouts.earlier import EARLIER
@@ -27,7 +28,7 @@ FORMAT = 1
 RAISED = 3
 """The format of a snapshot with files that the layouts of earlier versions did not know, and of a head that names one.
 An earlier version would drop those files with its next export; a format number it does not know makes it refuse. (A
-head of format 2 is the marker object of ``sidecar.store.portable``.)
+head of format 2 is the marker object of ``sidecar.store.folder_names``.)
 """
 NOT_KNOWN = "is in a format this version does not know."
 READABLE = frozenset({FORMAT, RAISED})

@@ -29,10 +29,10 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.errors import BaseCollected, ObjectRefused, SwapLost
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.manifest import Manifest

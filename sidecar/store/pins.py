@@ -7,13 +7,14 @@ them. A caller that only needs to know what must stay does not have to distingui
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import msgspec
 
 from sidecar.errors import SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, check_memory_id
 from sidecar.ports import StoredObject
 from sidecar.store.manifest import Manifest

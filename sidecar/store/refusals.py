@@ -15,13 +15,14 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Self
 
 import msgspec
 
 from sidecar.errors import ObjectRefused, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.manifest import Head, Manifest

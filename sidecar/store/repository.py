@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from sidecar.errors import (
@@ -23,13 +23,14 @@ from sidecar.errors import (
     SwapLost,
     UnknownFormat,
 )
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
 from sidecar.ports import Store, StoredObject
 from sidecar.store.folders import list_memories
+from sidecar.store.head_copies import HeadCopies
 from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, rebuild_head
 from sidecar.store.store_id import ensure_store_id, read_store_id
-from sidecar.store.witnesses import HeadCopies
 
 LOG = logging.getLogger("sidecar")
 PARALLEL_READS = 8

@@ -8,10 +8,11 @@ became the head or was pinned in between is put back, as ``Repository.keep`` exp
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.models.answers import Fate, Forgotten
 from sidecar.policy.retention import (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, ObjectRefused, SnapshotDamaged
 from sidecar.format import index
 from sidecar.format.index import count_files, merge_indexes
+from sidecar.host.values import dataclass
 from sidecar.host.work import NoProgress, Progress
 from sidecar.ids import MemoryKeys
 from sidecar.store.manifest import Manifest, digest_tree, rebuild_head

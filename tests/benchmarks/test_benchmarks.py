@@ -31,6 +31,7 @@ def test_quick_mode_prints_a_table_and_writes_nothing() -> None:
         "small files, 3 of them changed",
         "at a provider 100 ms away",
         "Sealing",
+        "Reading",
     ):
         assert title in ran.stdout
     assert {place.name for place in (PROJECT / "benchmarks").iterdir()} <= before

@@ -141,14 +141,59 @@ def test_one_file_is_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "1 file" in said and "1 files" not in said, said
 
 
-def test_an_export_loads_neither_a_web_framework_nor_what_searches(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/MEMORY.md").write_text("x")
+HEAVY = (
+    "fastapi",
+    "starlette",
+    "pydantic",
+    "boto3",
+    "httpx",
+    "rich",
+    "structlog",
+    "cryptography",
+    "pyrage",
+    "apscheduler",
+)
+NOT_ASKED_FOR = (
+    *HEAVY,
+    "zoneinfo",
+    "difflib",
+    "sidecar.search.port",
+    "sidecar.host.cron",
+    "sidecar.store.retention",
+    "sidecar.store.garbage",
+    "sidecar.engine.without_python",
+    "sidecar.engine.archives.tarballs",
+    "sidecar.records",
+    "sidecar.program.capture.export",
+    "sidecar.program.restore.holdings",
+)
+EXPORTS = ("sidecar.engine.exports.steps", "sidecar.engine.exports.commit", "sidecar.store.refusals")
+RESTORES = ("sidecar.engine.restores.steps", "sidecar.engine.restores.run")
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        (["export", "m", "--sandbox"], (*NOT_ASKED_FOR, *RESTORES, "sidecar.models.answers")),
+        (["restore", "m", "--sandbox"], (*NOT_ASKED_FOR, *EXPORTS, "sidecar.models.answers")),
+        (["list"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue", "tenacity")),
+        (["log", "m"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue")),
+        (["pin", "m", "latest"], (*HEAVY, *EXPORTS, *RESTORES)),
+        (["verify", "m"], (*HEAVY, *RESTORES)),
+        (["records", "m"], HEAVY),
+        (["layouts"], HEAVY),
+    ],
+    ids=lambda one: one[0] if isinstance(one, list) else "",
+)
+def test_a_command_loads_only_what_it_needs(tmp_path: Path, words: list[str], without: tuple[str, ...]) -> None:
+    store, home = tmp_path / "store", empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# one\n")
+    assert run_cli("export", "m", f"--sandbox=local:{home}", store=store).code == 0
+    words = [f"{word}=local:{home}" if word == "--sandbox" else word for word in words]
     program = (
         "import sys\nfrom sidecar.cli import main\n"
-        f"code = main(['export', 'm', '--store=file:{tmp_path}/store', '--sandbox=local:{tmp_path}/home'])\n"
-        "slow = ('fastapi', 'starlette', 'pydantic', 'boto3', 'sidecar.search.port')\n"
-        "print(code, [name for name in slow if name in sys.modules])"
+        f"code = main({[*words, f'--store=file:{store}']!r})\n"
+        f"print(code, [name for name in {without!r} if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "0 []", ran.stdout + ran.stderr

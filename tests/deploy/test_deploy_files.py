@@ -114,9 +114,9 @@ def test_every_deployment_passes_on_what_reaches_the_providers(compose: dict[str
 
 
 def test_the_base_of_the_image_can_be_chosen(instructions: list[tuple[str, str]]) -> None:
-    assert instructions[0] == ("ARG", "BASE=python:3.13-slim")
+    assert instructions[:2] == [("ARG", "BASE=python:3.13-slim"), ("ARG", "DIGEST=")]
     stages = [rest for word, rest in instructions if word == "FROM"]
-    assert stages == ["${BASE} AS build", "${BASE}"]
+    assert stages == ["${BASE}${DIGEST:+@}${DIGEST} AS build", "${BASE}${DIGEST:+@}${DIGEST}"]
 
 
 def test_the_image_runs_as_nobody_special_and_forgets_no_volume(final: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ from sidecar.ids import MemoryKeys, build_attachment_key, build_outbox_prefix
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.service.attachments.attachment import Attachment, Attachments
 from sidecar.service.idempotency import RememberedCall, _encode
-from sidecar.store import witnesses
+from sidecar.store import head_copies
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.keys_given import GivenKeys
@@ -31,9 +31,9 @@ from sidecar.store.encryption.record import COPY, RECORD
 from sidecar.store.encryption.rekey import rekey
 from sidecar.store.encryption.signatures import Signatures
 from sidecar.store.encryption.signed_store import MARK, SignedStore
+from sidecar.store.folder_names import SIGNPOST
 from sidecar.store.marks import Marks, State
 from sidecar.store.pins import pin
-from sidecar.store.portable import SIGNPOST
 from sidecar.store.repository import Repository
 from sidecar.store.verification import verify_memory
 from tests.parts.homes import claude_mem_home, empty_home, forget_caches, memory_tree, observe, told
@@ -418,7 +418,7 @@ async def test_an_old_head_and_a_copy_that_cannot_tell(line: Line, how: str, mon
     newest.write_bytes(b"x") if how == "altered" else newest.unlink()
     # An export that is under way looks the same, so for some minutes nothing is said of it.
     assert line.snapshots[3] not in (await line.repository().head(MEMORY)).notice
-    monkeypatch.setattr(witnesses, "UNDER_WAY", 0.0)
+    monkeypatch.setattr(head_copies, "UNDER_WAY", 0.0)
     state = await line.repository().head(MEMORY)
     assert state.snapshot == line.snapshots[2]
     assert line.snapshots[3] in state.notice

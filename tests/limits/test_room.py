@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine import limits as rooms
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, core, export, restore
 from sidecar.policy.limits import Limits
 from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportReceipt
@@ -183,7 +182,7 @@ async def test_the_store_is_counted_now_and_then_and_before_it_refuses(
     assert lists.count("memories/") == 2
     await engine.repository.delete_memory("memory-0")
     assert (await exported(engine, home, "memory-3")).outcome == "committed", "counted again before it is refused"
-    monkeypatch.setattr(rooms, "STALE_SECONDS", 0.0)
+    monkeypatch.setattr(core, "STALE_SECONDS", 0.0)
     await engine.repository.delete_memory("memory-1")
     assert (await exported(engine, home, "memory-4")).outcome == "committed"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adapters.sandboxes import patience
+from adapters.sandboxes import long_commands
 from adapters.sandboxes.daytona import Daytona
 from adapters.sandboxes.e2b import E2B
 from adapters.sandboxes.local import open_local
@@ -149,13 +149,13 @@ def watched(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         return path
 
     monkeypatch.setattr(placement, "new_upload_path", noted)
-    made = patience.LongCommand.__init__
+    made = long_commands.LongCommand.__init__
 
-    def noting(self: patience.LongCommand, *args: Any, **more: Any) -> None:
+    def noting(self: long_commands.LongCommand, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
         scene.left.append(f"/tmp/{self._name}")
 
-    monkeypatch.setattr(patience.LongCommand, "__init__", noting)
+    monkeypatch.setattr(long_commands.LongCommand, "__init__", noting)
 
 
 async def exported(scene: Scene) -> str:

@@ -22,6 +22,7 @@ from sidecar.errors import BadConfig
 from sidecar.format.protocol import ProgramError
 from sidecar.policy.limits import Limits
 from sidecar.policy.privacy import Privacy
+from sidecar.policy.validation import check_privacy
 from sidecar.program.privacy import credentials, scrub
 from sidecar.receipts import ExportReceipt, Scrubbed
 from tests.parts.homes import OwnMachine, engine_at, run_cli, told, write
@@ -91,22 +92,37 @@ async def test_a_secret_setting_is_told_of_by_its_key(tmp_path: Path) -> None:
     assert not stored(tmp_path / "store", SECRET)
 
 
-async def test_by_default_what_is_private_goes_and_credentials_are_warned_of(tmp_path: Path) -> None:
+async def test_by_default_what_is_private_goes_and_credentials_go_too(tmp_path: Path) -> None:
     home = home_with(tmp_path / "home")
     observed(home, "harmless", f"{TOKEN} and <private>{SECRET}</private>")
+    before = (home / "app/memory/note.md").read_bytes(), (home / ".claude-mem/claude-mem.db").read_bytes()
     receipt = await exported(engine_at(tmp_path / "store"), home)
     assert receipt.outcome == "committed"
     found = [(row.path, row.name, row.action, row.line, row.column, row.row) for row in receipt.findings]
     assert sorted(found) == [
-        ("claude-mem/claude-mem.db", "github-token", "warned", 0, "observations.text", "2"),
+        ("claude-mem/claude-mem.db", "github-token", "redacted", 0, "observations.text", "2"),
         ("claude-mem/claude-mem.db", "private", "removed", 0, "observations.text", "2"),
-        ("project/memory/note.md", "github-token", "warned", 4, "", ""),
+        ("project/memory/note.md", "github-token", "redacted", 4, "", ""),
         ("project/memory/note.md", "private", "removed", 3, "", ""),
     ]
-    assert receipt.found == {"removed": 2, "warned": 2} and receipt.scrubbed == Scrubbed(private=2)
-    assert any("Credentials found: 2" in warning for warning in receipt.warnings)
+    assert receipt.found == {"removed": 2, "redacted": 2} and receipt.scrubbed == Scrubbed(private=2, credentials=2)
     assert TOKEN not in str(receipt) and SECRET not in str(receipt)
-    assert not stored(tmp_path / "store", SECRET) and stored(tmp_path / "store", TOKEN)
+    assert not stored(tmp_path / "store", SECRET) and not stored(tmp_path / "store", TOKEN)
+    # The agent's own files are as they were, and stay so when the same snapshot is restored where it came from.
+    back = await restore(
+        engine_at(tmp_path / "store"), InProcess(home), RestoreRequest(memory="m", projects=(str(home / "app"),))
+    )
+    assert back.outcome == "complete" and back.kept
+    assert ((home / "app/memory/note.md").read_bytes(), (home / ".claude-mem/claude-mem.db").read_bytes()) == before
+
+
+async def test_one_line_of_config_lets_credentials_leave_with_a_warning(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home")
+    observed(home, TOKEN)
+    receipt = await exported(engine_with(tmp_path, credentials="warn"), home)
+    assert receipt.found == {"removed": 1, "warned": 2} and receipt.scrubbed == Scrubbed(private=1)
+    assert any("Credentials found: 2" in warning for warning in receipt.warnings)
+    assert TOKEN not in str(receipt) and stored(tmp_path / "store", TOKEN)
 
 
 @pytest.mark.parametrize("mode", ["off", "warn", "redact", "refuse"])
@@ -189,7 +205,7 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
 ) -> None:
     home = home_with(tmp_path / "home")
     observed(home, "harmless")
-    engine = engine_with(tmp_path)
+    engine = engine_with(tmp_path, credentials="warn")
     looks: list[int] = []
     look = scrub.PrivacyPolicy.may_concern
     monkeypatch.setattr(
@@ -220,7 +236,7 @@ async def test_a_stricter_policy_builds_on_nothing_that_holds_what_is_private(tm
     write(home / "app/memory/.npmrc", b"zqjxkvw")
     observed(home, f"<private>{SECRET}</private>")
     loose = await exported(engine_with(tmp_path, private="keep", credentials="off", databases="off"), home)
-    for engine, kind in ((engine_with(tmp_path), "full"), (engine_with(tmp_path, credentials="redact"), "full")):
+    for engine, kind in ((engine_with(tmp_path, credentials="warn"), "full"), (engine_with(tmp_path), "full")):
         receipt = await exported(engine, home)
         assert (receipt.outcome, receipt.kind, receipt.parent) == ("committed", kind, loose.snapshot)
         manifest = await engine.repository.manifest("m", receipt.snapshot or "")
@@ -308,6 +324,14 @@ SECRETS = (
     *("auth.json", "oauth.json", "secrets.json", "token.json", "credentials.json", "server.pem", "server.key"),
     *("id_rsa.bak", "id_ed25519~", ".env.old", ".git/config", ".git/credentials", "browser/Cookies", "cookies.sqlite"),
     *(".aws/credentials", ".kube/config", ".docker/config.json", "Auth.JSON", "prod.env.bak"),
+    *(
+        ".ssh/id_work",
+        ".config/gh/hosts.yml",
+        "service-account.json",
+        "client_secret.json",
+        "vpn.ovpn",
+        ".databrickscfg",
+    ),
 )
 NOTES = (
     "credentials.md",
@@ -433,7 +457,7 @@ async def test_no_receipt_says_a_name_with_a_credential(tmp_path: Path) -> None:
     connection = sqlite3.connect(home / f"app/memory/{TOKEN}/a.db")
     connection.executescript("CREATE TABLE t (a)")
     connection.close()
-    engine = engine_with(tmp_path)
+    engine = engine_with(tmp_path, credentials="warn")
     receipt = await exported(engine, home)
     seed = RestoreRequest(memory="m", projects=(str(home / "app"),), mode="seed")
     again = await restore(engine, InProcess(home), seed)
@@ -498,10 +522,10 @@ async def test_without_python_it_is_taken_out_before_anything_is_stored(tmp_path
     home = home_with(tmp_path / "home")
     write(home / f"app/memory/{TOKEN}.md", b"plain")
     receipt = await exported_by_shell(engine_with(tmp_path), home)
-    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 2}
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "redacted": 1}
     assert TOKEN not in str(receipt)
     assert any("left the sandbox" in warning for warning in receipt.warnings)
-    assert not stored(tmp_path / "store", SECRET)
+    assert not stored(tmp_path / "store", SECRET) and not stored(tmp_path / "store", TOKEN)
     refusing = engine_with(tmp_path, credentials="refuse")
     refused = await exported_by_shell(refusing, home)
     assert (refused.outcome, refused.reason and refused.reason.code) == ("rejected", "credentials")
@@ -513,8 +537,10 @@ async def test_an_import_goes_through_the_same(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "home.tar", "w") as tar:
         tar.add(home / "app", "app")
     receipt = await adopt(engine_with(tmp_path), tmp_path / "home.tar", ExportRequest(memory="m"))
-    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "warned": 2}
-    assert not stored(tmp_path / "store", SECRET) and TOKEN not in str(receipt)
+    assert receipt.outcome == "committed" and receipt.found == {"removed": 1, "redacted": 1}
+    assert (
+        not stored(tmp_path / "store", SECRET) and not stored(tmp_path / "store", TOKEN) and TOKEN not in str(receipt)
+    )
 
 
 def test_the_command_line_says_where_and_never_what(tmp_path: Path) -> None:
@@ -550,3 +576,74 @@ def test_a_wrong_setting_is_named_with_its_line(text: str, line: int, words: str
         load_config(str(file))
     assert refused.value.message.startswith(f"{file}:{line}: "), refused.value.message
     assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+RULE = {"name": "staff-number", "keyword": "taff no", "pattern": "[Ss]taff no[.] ([0-9]{6})(?![0-9])"}
+
+
+async def test_a_rule_of_ones_own_is_applied_in_files_and_databases(tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "Staff no. 123456 and staff no. 1234567")
+    observed(home, "staff no. 654321")
+    await exported(engine_with(tmp_path), home)
+    _age(home)
+    assert (await exported(engine_with(tmp_path), home)).outcome == "unchanged"
+    engine = engine_at(tmp_path / "store", privacy=check_privacy(Privacy(rules=[RULE]), ()))
+    receipt = await exported(engine, home)  # nothing changed but the policy
+    assert receipt.kind == "full" and receipt.found == {"redacted": 2}
+    assert sorted((row.path, row.name) for row in receipt.findings) == [
+        ("claude-mem/claude-mem.db", "staff-number"),
+        ("project/memory/note.md", "staff-number"),
+    ]
+    (tmp_path / "other/app").mkdir(parents=True)
+    request = RestoreRequest(memory="m", projects=(str(tmp_path / "other/app"),))
+    await restore(engine, InProcess(tmp_path / "other"), request)
+    left = "Staff no. [redacted:staff-number] and staff no. 1234567"
+    assert (tmp_path / "other/app/memory/note.md").read_text() == left
+    assert (await exported(engine, tmp_path / "other")).outcome == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "words"),
+    [
+        ("name = 'a'\npattern = 'ACME-[0-9]+'", 3, "repeat without an end"),
+        ("name = 'a'\npattern = '(?:ACME-[0-9]{1,9}){1,9}'", 3, "repeat in a repeat"),
+        ("name = 'a'\npattern = 'ACME-(?:a|ab){1,30}'", 3, "alternatives in a repeat"),
+        ("name = 'a'\npattern = '[a-z]{1,90}[a-z]{1,90}ACME-'\nkeyword = 'ACME-'", 3, "too many ways"),
+        ("name = 'a'\npattern = 'ACME-(x)\\1'", 3, "another group"),
+        ("name = 'a'\npattern = 'ACME-(?>x)'", 3, "atomic group"),
+        ("name = 'a'\npattern = 'ACME-[0-9'", 3, "no regular expression"),
+        ("name = 'a'\npattern = 'ACM'", 3, "fewer than 4"),
+        ("name = 'a'\npattern = 'ACME-[0-9]{1,2000}'", 3, "more than 1000"),
+        ("name = 'a'\npattern = '[0-9]{6,9}'", 1, "keyword"),
+        ("name = 'a'\npattern = 'ACME-[0-9]{6}'\nkeyword = 'acne'", 4, "keyword"),
+        ("name = 'A b'\npattern = 'ACME-[0-9]{6}'", 2, "small letters"),
+        ("name = 'github-token'\npattern = 'ACME-[0-9]{6}'", 2, "no kind that is known"),
+        ("name = 'acme'\npattern = 'acme'", 2, "Choose a name"),
+        ("name = 'a'\npatern = 'ACME-[0-9]{6}'", 3, "Did you mean 'pattern'?"),
+        ("pattern = 'ACME-[0-9]{6}'", 1, "name is missing"),
+        ("name = 'a'\npattern = 7", 1, "not valid"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_with_its_line(rule: str, line: int, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[[privacy.rules]]\n{rule}\n")
+    with pytest.raises(BadConfig) as refused:
+        load_config(str(file))
+    assert refused.value.message.startswith(f"{file}:{line}: "), refused.value.message
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_two_rules_may_not_have_one_name_nor_find_each_others_marks(tmp_path: Path) -> None:
+    for first, second in (("acme", "acme"), ("acme", "zzzz-9")):
+        rules = [{"name": first, "pattern": "zzzz-[0-9]{1,4}"}, {"name": second, "pattern": "ACME-[0-9]{6}"}]
+        with pytest.raises(BadConfig):
+            check_privacy(Privacy(rules=rules), ())
+
+
+async def test_what_is_only_mentioned_stays_and_is_said(tmp_path: Path) -> None:
+    text = "# How we work\n\nUse <private> tags for what is nobody's business.\n\n" + "We deploy on Fridays.\n" * 100
+    home = home_with(tmp_path / "home", text)
+    receipt = await exported(engine_with(tmp_path), home)
+    assert receipt.findings == [] and receipt.scrubbed == Scrubbed()
+    assert any("never closed (line 3), but is only mentioned" in warning for warning in receipt.warnings)
+    assert stored(tmp_path / "store", text)

@@ -165,6 +165,11 @@ def kill_at(step: str, starter: Starter, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(starter.sidecar.remembered_calls, "begin", die)
 
 
+def late_plan(records: list[str]) -> SandboxPlan:
+    """What a service asked for that died, and that its provider does late."""
+    return SandboxPlan(name=records[0].removeprefix(STARTS), attempt="late")
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["local", "e2b", "daytona"])
 async def test_a_service_that_dies_leaves_no_second_sandbox_and_none_that_is_forgotten(
@@ -194,7 +199,17 @@ async def test_a_service_that_dies_leaves_no_second_sandbox_and_none_that_is_for
             (home,) = living(provider, temporary)
             assert (home / "MEMORY.md").read_text() == "learned"
             await other.starts.clear_up()
+            assert living(provider, temporary) == [home] and len(await other.records()) == 1
+            # A second one that the dead service asked for may appear late. The one that was answered with is never ended.
+            await other.keeper.detach(started.attachment)
+            extra = await open_provider(name).create(late_plan(await other.records())) if provider.remote else ""
+            await other.starts.clear_up()
+            assert living(provider, temporary) == [home], extra
+            with monkeypatch.context() as patched:
+                patched.setattr(starts, "LATE_SECONDS", -1.0)
+                await other.starts.clear_up()
             assert living(provider, temporary) == [home] and not await other.records()
+            await other.keeper.look_after(("me", started.attachment.sandbox), CareOptions(lasting=True))
             await other.starts.stop("me", started.attachment.sandbox)
         else:
             monkeypatch.setattr(starts, "LATE_SECONDS", -1.0)

@@ -215,6 +215,7 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
     # Without a search database there is nothing to search, metrics are about all, and no operation of its own was named.
     # Sandboxes are created by administrators alone.
     sandboxes = {f"{method} /v1/memories/{{memory}}/sandboxes" for method in ("POST", "DELETE")}
+    sandboxes |= {"POST /v1/memories/{memory}/moves"}
     assert known - worked == {"GET /v1/search", "GET /metrics", "GET /v1/operations/{id}"} | sandboxes
     after = {memory: (await house.call("GET", path(memory, "snapshots"))).body for memory in FOREIGN}
     assert after == before

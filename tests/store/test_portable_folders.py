@@ -15,8 +15,8 @@ from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.format.checksums import decode_checksummed
 from sidecar.ids import MemoryKeys, build_memory_key, build_portable_folder, is_plain_id, parse_portable_folder
 from sidecar.ports import ObjectInfo, StoredObject
+from sidecar.store.folder_names import SIGNPOST, PortableStore
 from sidecar.store.manifest import Head
-from sidecar.store.portable import SIGNPOST, PortableStore
 from tests.parts.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("forked_programs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import msgspec
 
@@ -13,6 +13,7 @@ from sidecar.engine.archives.homes import Layouts, assign_project_places
 from sidecar.format.index import Entry
 from sidecar.format.protocol import ExportAnswer, FoundRoot
 from sidecar.format.roots import get_root
+from sidecar.host.values import dataclass
 from sidecar.layouts import find_spec
 from sidecar.store.manifest import Manifest
 

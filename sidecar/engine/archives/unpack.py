@@ -10,7 +10,6 @@ import posixpath
 import sys
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.engine.limits import Bounds
@@ -20,6 +19,7 @@ from sidecar.format.index import DIR, LINK, Entry
 from sidecar.format.packs import CHUNK
 from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
 from sidecar.host.files import build_full_error
+from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline
 from sidecar.store.claims import (
     FARTHEST_TIME,

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 
 from sidecar.engine.archives.notes import apply_notes
 from sidecar.engine.core import Engine
@@ -20,7 +20,6 @@ from sidecar.engine.sandbox.dialogue import ask
 from sidecar.engine.sandbox.links import RELAYED, NotDirect, receive_through_bucket
 from sidecar.engine.sandbox.presence import clean_up_on_failure, keep_alive
 from sidecar.engine.shell.scripts import build_export_script
-from sidecar.engine.without_python import match_roots, read_tarball
 from sidecar.errors import (
     BadAnswer,
     DigestMismatch,
@@ -35,6 +34,7 @@ from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
 from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
 from sidecar.host.files import SpooledFile
+from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
@@ -138,6 +138,8 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
         return checked
     stored = ""
     if answer.status == "tarball":
+        from sidecar.engine.without_python import match_roots, read_tarball  # late: it has no Python
+
         roots = match_roots(engine, answer, question)
         tarball = await _fetch_bundle(run, answer, within=build_bounds(engine.limits))
         answer, bundle = await read_tarball(run, answer, question, roots, tarball)

@@ -11,7 +11,7 @@ import hashlib
 import io
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sidecar.format.index import DIR, FILE, Entry, Index, count_files
 from sidecar.format.patterns import Rules
 from sidecar.format.protocol import ExportAnswer
 from sidecar.format.roots import get_stem, split_number, strip_below
+from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
 from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from sidecar.engine.exports.arrival import CheckedExport
@@ -29,6 +29,7 @@ from sidecar.format.patterns import compile_patterns
 from sidecar.format.protocol import ExportAnswer, SandboxNotes
 from sidecar.format.roots import get_root
 from sidecar.host.text import format_count, suggest
+from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import Layout
 from sidecar.policy.limits import (

@@ -6,7 +6,7 @@ import asyncio
 import posixpath
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from sidecar.engine.archives.notes import TarballNotes
 from sidecar.engine.sandbox.dialogue import redact
@@ -17,6 +17,7 @@ from sidecar.format.index import Entry, Index
 from sidecar.format.protocol import ExportAnswer, Identity
 from sidecar.format.roots import get_root, get_stem
 from sidecar.host.text import format_count
+from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import CREDENTIALS
 from sidecar.policy.privacy import Privacy

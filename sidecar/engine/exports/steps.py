@@ -47,11 +47,9 @@ from sidecar.ids import MemoryKeys, build_memory_key
 from sidecar.layouts import choose_layouts
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
-from sidecar.store.garbage import collect
 from sidecar.store.manifest import Manifest
 from sidecar.store.marks import hold_packs
 from sidecar.store.repository import HeadState
-from sidecar.store.retention import forget_lightly
 
 MOST_KNOWN = 100
 COLLECT_EVERY = 20
@@ -249,11 +247,15 @@ async def _tidy_store(run: ExportRun, room: RoomFound) -> list[str]:
     try:
         warnings += await room.make(engine)
         if policy.rules or policy.most_bytes:
+            from sidecar.store.retention import forget_lightly  # late, as most stores keep everything
+
             forgotten, over = await forget_lightly(engine.repository, memory, policy)
             if forgotten and engine.forgot is not None:
                 engine.forgot(memory, forgotten)
             warnings += [OVER.format(over=over, most=policy.most_bytes)] if over else []
         if head is not None and head.generation % COLLECT_EVERY == 0:
+            from sidecar.store.garbage import collect
+
             await collect(engine.repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
     except SidecarError as problem:
         warnings.append(f"Old snapshots or left-overs could not be removed: {problem.message}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 from sidecar.engine.sandbox.links import NotDirect
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
 from sidecar.host.files import Spool
+from sidecar.host.values import dataclass
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.repository import HeadState, Repository

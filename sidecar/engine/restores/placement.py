@@ -6,7 +6,8 @@ import gzip
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from sidecar.engine.core import new_upload_path
 from sidecar.engine.restores.run import RestoreRun
@@ -14,15 +15,18 @@ from sidecar.engine.sandbox.delivery import CarriedParts
 from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.engine.sandbox.package import build_program, build_rules
-from sidecar.engine.without_python import Tarball, send_tarball
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.compression import decompress
 from sidecar.format.protocol import Coverage, PackPart, RestoreAnswer, RestoreQuestion, RootHint, UploadedBundle
 from sidecar.host.files import Spool, SpooledFile, read_chunks
+from sidecar.host.values import dataclass
 from sidecar.host.work import retry_safely, run_in_thread
 from sidecar.ids import build_memory_key
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.manifest import Pack
+
+if TYPE_CHECKING:
+    from sidecar.engine.without_python import Tarball
 
 
 @dataclass(slots=True)
@@ -97,6 +101,8 @@ async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> Rest
                     if answer.status != "no-python":
                         return answer
                 question = _build_question(run, run.chosen.packs)
+                from sidecar.engine.without_python import Tarball, send_tarball  # late: it has no Python
+
                 parcel.tarball = parcel.tarball or Tarball()
                 return await send_tarball(run, question, parcel.fetched, parcel.tarball)
             except ProgramFailed as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.engine.restores.choice import LATEST
 from sidecar.engine.sandbox.dialogue import redact
@@ -12,6 +12,7 @@ from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
 from sidecar.engine.sandbox.reports import report_aside, report_databases, report_skipped, report_withheld
 from sidecar.format.protocol import RestoreAnswer
+from sidecar.host.values import dataclass
 from sidecar.ids import build_memory_key
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
@@ -41,6 +42,9 @@ class RestoreRequest:
     """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
     in_use: bool = False
     """The sandbox was in use before: ask what it has before much is uploaded to it."""
+    announce: bool = False
+    """Somebody waits in the sandbox: say there also of a memory without snapshots that it is in place. That costs a
+    command."""
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from sidecar.engine.core import CountedSandbox, Engine, gather
 from sidecar.engine.restores.choice import LATEST, choose_manifest, choose_snapshot
 from sidecar.engine.restores.placement import SnapshotUpload, ask_first, place_directly, place_through_sidecar
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
+from sidecar.engine.restores.sign import announce_first_start
 from sidecar.engine.restores.unsaved import SaveFirst
 from sidecar.engine.sandbox.identity import build_absence_error, describe_absence
 from sidecar.engine.sandbox.links import RELAYED, NotDirect
@@ -140,4 +141,6 @@ async def _finish_empty(run: RestoreRun) -> RestoreReceipt:
     if run.request.must_exist:
         raise await build_absence_error(run.engine, memory, beside)
     run.warnings += await describe_absence(run.engine, memory, beside)
+    if run.request.announce:
+        await announce_first_start(run)
     return run.receipt(RestoreOutcome.EMPTY)

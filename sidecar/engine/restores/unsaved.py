@@ -6,15 +6,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sidecar.engine.core import View
-from sidecar.engine.exports.run import ExportRequest
-from sidecar.engine.exports.steps import export
 from sidecar.engine.restores.run import RestoreRun, SavedFirst
 from sidecar.engine.sandbox.dialogue import redact
 from sidecar.errors import BadMemoryId, NotSavedFirst, ProgramFailed, SandboxError, SidecarError
 from sidecar.format.protocol import UnsavedMemory
+from sidecar.host.values import dataclass
 from sidecar.ids import build_memory_key, is_plain_id
 from sidecar.receipts import ExportOutcome
 from sidecar.store.folders import find_memory
@@ -64,6 +62,9 @@ class SaveFirst:
         repository, stored = self.run.engine.repository, self.run.standing.stored
         snapshot, _ = await repository.make_next_id(memory, await repository.head(memory), ids)
         layouts = {root.layout for root in self.run.chosen.roots}
+        from sidecar.engine.exports.run import ExportRequest  # late: most sandboxes have nothing to save
+        from sidecar.engine.exports.steps import export
+
         request = ExportRequest(
             memory=memory,
             layouts=tuple(layouts.intersection(row.layouts) or layouts),

@@ -17,7 +17,7 @@ import secrets
 import shlex
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from sidecar.engine.sandbox.package import ROOT, Part, list_modules
@@ -36,6 +36,7 @@ from sidecar.format.protocol import (
     SendQuestion,
     encode,
 )
+from sidecar.host.values import dataclass
 from sidecar.program.parts import LONGEST, PROGRAM
 
 UNSUITABLE = 97

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +16,11 @@ from sidecar.engine.sandbox.package import Part, build_program
 from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.format.protocol import (
+    MOST_DATABASES,
+    MOST_DROPPED,
+    MOST_LOST,
+    MOST_UNSAVED,
+    MOST_UNSAVED_PROJECTS,
     NEED_PROGRAM,
     NEED_REQUEST,
     NEED_RULES,
@@ -34,14 +39,12 @@ from sidecar.format.protocol import (
     decode_rules,
 )
 from sidecar.format.roots import get_root, get_stem
+from sidecar.host.values import dataclass
 from sidecar.policy.limits import CODES
-from sidecar.program.capture.export import MOST_DATABASES
-from sidecar.program.limits.trim import MOST_REPORTED
 from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS, MOST_TOLD
 from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
-from sidecar.program.restore.holdings import MOST_MEMORIES, MOST_PROJECTS, MOST_SHOWN
 
 ANSWER_ALLOWANCE = 8 << 20
 """The longest answer accepted: more than all lists of an answer together. The longest list is that of dropped files."""
@@ -53,7 +56,7 @@ MOST_TRIES = 3
 BOUNDS: dict[type, dict[str, int]] = {
     Answer: {"home": LONGEST_PATH, "user": LONGEST_USER},
     ExportAnswer: {
-        "dropped": MOST_REPORTED,
+        "dropped": MOST_DROPPED,
         "findings": MOST_FINDINGS,
         "taken": MOST_PATHS,
         "others": MOST_TOLD,
@@ -61,8 +64,8 @@ BOUNDS: dict[type, dict[str, int]] = {
         "not_taken": MOST_ROOTS,
         "databases_not_taken": MOST_DATABASES,
     },
-    RestoreAnswer: {"unsaved": MOST_MEMORIES, "withheld": MOST_ROOTS},
-    UnsavedMemory: {"lineage": LONGEST_LINEAGE, "paths": MOST_SHOWN, "projects": MOST_PROJECTS},
+    RestoreAnswer: {"unsaved": MOST_UNSAVED, "withheld": MOST_ROOTS},
+    UnsavedMemory: {"lineage": LONGEST_LINEAGE, "paths": MOST_LOST, "projects": MOST_UNSAVED_PROJECTS},
     FilesAside: {"path": LONGEST_PATH},
 }
 """How long the texts, lists and tables of an answer may be, by field. All others are bounded by the whole answer."""

@@ -5,7 +5,6 @@ Memories with an id similar to a missing one are found with a bounded number of 
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -137,6 +136,8 @@ def _find_closest(wanted: str, texts: Mapping[str, str]) -> list[str]:
     siblings = [text for text in keys if text != folded and _strip_digits(text) == _strip_digits(folded)]
     if len(siblings) > MOST_SHOWN:
         keys = {text: found for text, found in keys.items() if text not in set(siblings)}
+    import difflib  # late: only to find what was meant
+
     close = difflib.get_close_matches(folded, keys, MOST_READ, ALIKE) if folded else []
     return [key for text in close for key in keys[text]][:MOST_READ]
 

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox, Engine
@@ -28,6 +28,7 @@ from sidecar.errors import (
 )
 from sidecar.format.protocol import Identity, RestoreAnswer, TidyQuestion
 from sidecar.host.files import Spool
+from sidecar.host.values import dataclass
 from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.ports import SandboxStatus

@@ -1,5 +1,5 @@
 # Restore without Python: unpack beside the target, compare with the list of sums, then move old files out and new ones in.
-# The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), key, snapshot, bundle, bytes, mode, roots and,
+# The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), sandbox, conversation, key, snapshot, bundle, bytes, mode, roots and,
 # for each root N: name_N, folder_N, needed_N (a file a line), the words by which look finds its files, yields_N (files that never
 # replace one that is there), and, for one that waits until a folder is there, waits_N and waiting_N (JSON). And of what is there:
 # stored, heads and keep (snapshots of this memory), saved, discard and reader (yes, or nothing), aside_bytes and aside_name.
@@ -13,6 +13,15 @@ stages=""
 leave() { for stage in $stages; do rm -rf "$stage"; done; rm -f "$bundle"; }
 fail() { leave; answer error ",\"error\":{\"code\":\"$1\",\"message\":\"$(escaped "$2")\",\"retryable\":${3:-false}}"; exit 0; }
 # <turn>
+# The sign for whoever waits in the sandbox: gone before a restore begins, there when it has ended well. A memory may have its name.
+ready="$cache/ready.json"
+[ "$key" = ready.json ] || rm -rf "$ready"
+say_ready() { # whether all was kept, how many files there are
+    [ "$key" != ready.json ] || return 0
+    ( umask 077; printf '{"outcome":"complete",%s,"sandbox":"%s","conversation":"%s","kept":%s,"read_only":%s,"files":%s,"time":"%s"}\n' \
+        "$echo_back" "$(escaped "$sandbox")" "$(escaped "$conversation")" "$1" "$([ -n "$reader" ] && echo true || echo false)" "$2" "$(date -u +%Y-%m-%dT%H:%M:%SZ 2>/dev/null)" \
+        > "$ready.new" ) && mv -f "$ready.new" "$ready"
+}
 # The snapshots that the memory with this key was restored from and exported to, newest first.
 lineage_of() {
     for file in "$cache/$1/read-lineage" "$cache/$1/lineage"; do
@@ -64,7 +73,7 @@ if [ "$mode" = replace ] && [ -z "$discard$saved" ] && [ "$there" -gt 0 ]; then
     if [ -n "$origin" ] && [ "$ahead" = yes ] && [ "$reader" = "$was_reader" ]; then
         told=""
         [ "$newest" = "$origin" ] || told=",\"warnings\":[\"What was exported from here since then ($newest) is stored beside the head.\"]"
-        case " $keep " in *" $origin "*) leave; answer kept ",\"holds\":\"$origin\",\"files\":$there,\"withheld\":[$withheld]$told"; exit 0 ;; esac
+        case " $keep " in *" $origin "*) leave; say_ready true "$there"; answer kept ",\"holds\":\"$origin\",\"files\":$there,\"withheld\":[$withheld]$told"; exit 0 ;; esac
     fi
     if [ -n "$owner" ]; then
         rows=$(lineage_of "$owner" | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
@@ -212,4 +221,5 @@ if [ "$kept" != 0 ]; then
         if [ "$number" -gt 5 ] || [ "$room" -lt 0 ]; then rm -rf "$cache/set-aside/$one"; fi
     done
 fi
+say_ready false "$files"
 answer complete ",\"files\":$files,\"checked\":$checked,\"skipped\":[$skipped],\"skipped_more\":$((skips > 200 ? skips - 200 : 0)),\"withheld\":[$withheld]$told"

@@ -11,13 +11,14 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
 
-from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PATHS, expand_braces
+from sidecar.format.patterns import EVERYTHING, SECRET_ENDS, SECRET_NAMES, SECRET_PARTS, SECRET_PATHS, expand_braces
 from sidecar.format.protocol import Answer, ExportQuestion, RestoreQuestion, RootHint, TidyQuestion, encode
 from sidecar.format.roots import split_number, strip_below
+from sidecar.host.values import dataclass
 from sidecar.layouts import CoveredRules, Layout, RootSpec
 from sidecar.program.capture.walk import SQLITE_TAILS
 
@@ -111,6 +112,8 @@ def build_restore_script(question: RestoreQuestion, roots: list[Target], bundle:
     lines = [
         *_build_common_lines(question),
         f"notes={shlex.quote(_begin_notes(question))}",
+        f"sandbox={shlex.quote(question.identity.sandbox)}",
+        f"conversation={shlex.quote(question.identity.conversation)}",
         f"bundle={shlex.quote(bundle)}",
         f"bytes={size}",
         f"mode={question.mode}",
@@ -259,6 +262,7 @@ KNOWN_SECRET = " -o ".join(
             for name in (*sorted(SECRET_NAMES), ".env.*", *(f"*{end}" for end in SECRET_ENDS))
         ),
         *(f"-ipath {_escape_word(f'*{path}')}" for path in SECRET_PATHS),
+        *(f"-ipath {_escape_word(f'*{part}*')}" for part in SECRET_PARTS),
     ]
 )
 """A ``find`` test for files that no layout may take (``is_secret``). Copies of such files are removed on arrival,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.format import index
 from sidecar.format.patterns import is_secret
-from sidecar.format.protocol import ExportAnswer, ExportQuestion, FoundRoot, Rules
+from sidecar.format.protocol import MOST_DATABASES, ExportAnswer, ExportQuestion, FoundRoot, Rules
 from sidecar.format.roots import get_root, get_stem
 from sidecar.program import cache, notes
 from sidecar.program.capture import project_folders
@@ -23,7 +23,7 @@ from sidecar.program.capture.discovery import (
     name_projects,
 )
 from sidecar.program.capture.roots import Root
-from sidecar.program.capture.steady import UnchangedFiles
+from sidecar.program.capture.unchanged import UnchangedFiles
 from sidecar.program.capture.versions import find_version
 from sidecar.program.capture.walk import FoundPath, Skipped, walk
 from sidecar.program.limits.fit import ExportLimits
@@ -37,8 +37,6 @@ WAITS = "waits for its restore"
 TOO_LARGE = "larger than limits.file_bytes"
 GAVE_WAY = "another one was here when the memory was restored"
 MOST_WARNINGS = 100
-MOST_DATABASES = 50
-"""At most this many databases that are not part of a layout are named."""
 
 
 class BaseUnusable(Exception):

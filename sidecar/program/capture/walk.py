@@ -18,7 +18,7 @@ from sidecar.program.capture.roots import Root
 from sidecar.program.places import is_apart
 
 if TYPE_CHECKING:
-    from sidecar.program.capture.steady import UnchangedFiles
+    from sidecar.program.capture.unchanged import UnchangedFiles
 
 MAGIC = b"SQLite format 3\0"
 SQLITE_TAILS = ("-wal", "-shm", "-journal")

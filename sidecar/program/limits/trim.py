@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional
 
-from sidecar.format.protocol import DroppedPath, ExportAnswer, encode
+from sidecar.format.protocol import MOST_DROPPED, DroppedPath, ExportAnswer, encode
 from sidecar.format.refusal import Refusal
 from sidecar.program.limits.tiers import COLD, HOT, REBUILDABLE, TIERS, WARM
 
 ORDER = (REBUILDABLE, COLD, WARM)
-MOST_REPORTED, MOST_REPORTED_TEXT = 20_000, 4 << 20
-"""At most this many rows, and bytes of them as they are sent."""
+MOST_REPORTED_TEXT = 4 << 20
+"""How many bytes the dropped files take in an answer at most, as they are sent."""
 
 
 class Row(NamedTuple):
@@ -176,7 +176,7 @@ def describe_dropped(dropped: Iterable[Dropped], answer: ExportAnswer) -> None:
     for row in all_rows:
         told = DroppedPath(*row)
         text += len(encode(told))
-        if len(answer.dropped) == MOST_REPORTED or text > MOST_REPORTED_TEXT:
+        if len(answer.dropped) == MOST_DROPPED or text > MOST_REPORTED_TEXT:
             break
         answer.dropped.append(told)
     files = [row for row in all_rows if not row.path.endswith("/")]

@@ -19,7 +19,7 @@ LONGEST = 4096
 EXAMINED = 200
 """So much of a value says what it is."""
 
-PASSWORD, SECRET, API_KEY, TOKEN = "password", "secret", "api-key", "token"
+PASSWORD, SECRET, API_KEY, ANY_KEY, TOKEN = "password", "secret", "api-key", "key", "token"
 COOKIE, BASIC, HEADER, SIGNATURE, KEY_DATA = "cookie", "basic-auth", "authorization", "signed-url", "private-key"
 # Names without blanks, hyphens, underscores and dots, in small letters. A longer name may end with one of them.
 _NAMES = {
@@ -29,6 +29,7 @@ _NAMES = {
         "apikey accesskey authkey accountkey encryptionkey signingkey masterkey servicekey servicerolekey licensekey"
         " storagekey subscriptionkey appkey applicationkey clientkey serverkey adminkey deploykey sharedkey presharedkey"
         " sessionkey webhookkey writekey privatekey consumerkey integrationkey ingestkey securitykey rootkey recoverykey"
+        " fastlykey"
     ),
     TOKEN: "token tokens jwt",
     KEY_DATA: "clientkeydata",
@@ -53,7 +54,10 @@ _SUFFIX = Expression(
     rb"(?:_(?:PROD|PRODUCTION|STAGING|STAGE|DEV|TEST|LIVE|VALUE|HASH|OLD|NEW|B64|BASE64)|_?[0-9]{1,3})\Z"
 )
 # The last part of something longer: a type (AWS::IAM::AccessKey), an ARN (arn:…:secret:…).
-_QUALIFIED = Expression(rb"[A-Za-z0-9*:]:[A-Za-z0-9_.-]+\Z")
+# But not a variable of PowerShell ($env:NAME).
+_QUALIFIED = Expression(rb"(?<!\$[eE][nN])[A-Za-z0-9*:]:[A-Za-z0-9_.-]+\Z")
+# A parameter of a URL.
+_PARAMETER = Expression(rb"[?&][A-Za-z0-9_.-]+\Z")
 _CAPITALS = Expression(rb"(?:\A|[^A-Za-z0-9_.-])[A-Z][A-Z0-9_]*\Z")
 _OWN_TOKEN = Expression(rb"(?i)(?:\A|[^a-z0-9_-]|auth|access|api|refresh|session|bearer|secret|bot)[_-]?token\Z")
 
@@ -77,7 +81,8 @@ _WORDS = frozenset(
     masked omitted removed redacted input output text data result response request param params args kwargs self this new
     old current prompt encrypted plain hashed salted base64 bearer basic oauth oauth2 sha256 sha512 md5 aes256 utf8 postgres
     mysql redis mongodb rabbitmq minio elastic demo supersecret topsecret notasecret mypassword mypass mysecret mytoken
-    newpassword oldpassword userpassword dbpassword localhost abc123 abcdef""".split()
+    newpassword oldpassword userpassword dbpassword localhost abcdef expired protected disabled enabled forgotten changed
+    reset""".split()
 )
 _TEMPLATE = Expression(
     rb"(?i)\$\{|\{\{|your[_-]?|placeholder|xxxxxxxx|\[redacted|\[private|process\.env|os\.environ|getenv"
@@ -91,16 +96,18 @@ _NO_ENDS = tuple(
     b".json .txt .key .pem .py .js .ts .go .rs .md .yaml .yml .toml .env .html .sh .cfg .conf .ini .com .org .net .io .dev"
     b" .local".split()
 )
+_ABOUT = Expression(rb"passw|secret|token|key\Z|required|invalid|optional")
 _LINE_ENDS = (b"", b"\n", b"\r", b"\\", b'"', b"'")
 _ESCAPED_ENDS = Expression(rb"(?:\\+[nrt])+\Z")
 _DOTTED = Expression(rb"[A-Za-z_$][A-Za-z0-9_$]{0,40}[?!]?(?:(?:\.|->|::)[A-Za-z_$][A-Za-z0-9_$]{0,40}[?!]?)+\Z")
 _IDENTIFIER = Expression(rb"[A-Za-z_$][A-Za-z0-9_$]*\Z")
-_CAMEL = Expression(rb"[A-Za-z]?[a-z]+(?:[A-Z]+[a-z]*)+[0-9]?\Z")
+_CAMEL = Expression(rb"[A-Za-z]?[a-z]+(?:[A-Z]+[a-z]*)+[0-9]{0,6}\Z")
 _PART = Expression(rb"[A-Za-z0-9]+")
 _RUN = Expression(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CHANGE = Expression(rb"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 _DIGIT = Expression(rb"[0-9]")
 _UUID = Expression(rb"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\Z")
+_HEX = Expression(rb"(?=[a-f]{0,31}[0-9])[0-9a-f]{32,}\Z")
 _BASE64 = Expression(rb"[A-Za-z0-9+/_-]{8,}={0,2}\Z")
 _SIGNED = Expression(rb"(?:[0-9A-Fa-f]{64,}|[A-Za-z0-9/+_%-]{40,})(?:=|%3[dD]){0,2}\Z")
 _AWS_SECRET = Expression(rb"[A-Za-z0-9/+]{40}\Z")
@@ -117,6 +124,15 @@ class _Way(NamedTuple):
     sign: bytes
     certain: bool = False
     """It is a value and not code: a line of an environment file, or the text of an XML element."""
+    plain: bool = False
+    """It is all that follows a colon on its line, as in YAML and in notes, or a parameter of a URL."""
+    apart: bool = False
+    """It is an option of a command, or all that follows an equals sign without blanks, as in settings."""
+
+    @property
+    def literal(self) -> bool:
+        """It is hardly an expression."""
+        return self.quoted or self.certain or self.plain
 
 
 def find_secret(data: bytes, name_end: int, at: int, sign: bytes) -> Assigned | None:
@@ -141,7 +157,10 @@ def find_secret(data: bytes, name_end: int, at: int, sign: bytes) -> Assigned | 
     value, following = found.group(group), found.group(7) or b""
     touches = not data[name_end - 1 : name_end].isspace() and not data[at : at + 1].isspace()
     certain = touches and (sign == b">" or (sign == b"=" and _CAPITALS().search(name) is not None))
-    way = _Way(group < 6, sign, certain)
+    ends_line = group == 6 and following in _LINE_ENDS
+    plain = (sign == b":" and ends_line) or (sign == b"=" and touches and _PARAMETER().search(name) is not None)
+    apart = sign == b" " or (sign == b"=" and touches and (ends_line or following == b";"))
+    way = _Way(group < 6, sign, certain, plain, apart)
     if not way.quoted:
         quoted_name = head[len(name) :].strip(b"*") != b""
         if quoted_name or (following in (b"(", b"[", b"{", b"<") and sign != b">"):
@@ -149,7 +168,7 @@ def find_secret(data: bytes, name_end: int, at: int, sign: bytes) -> Assigned | 
         if value.endswith((b".", b":")) and following.isspace():
             end, value = end - 1, value[:-1]
     value = value[:EXAMINED]
-    if _is_code(value, way, following) or (kind == TOKEN and _names_request(name, value, way)):
+    if _is_code(value, way) or (kind == TOKEN and _names_request(name, value, way)):
         return None
     kind = _judge(kind, value, way)
     return (start, end, kind) if kind else None
@@ -171,7 +190,9 @@ def _find_plain_kind(name: bytes) -> str:
             return "" if plain.endswith(_NO_SECRETS) else next(_KINDS[one] for one in names if plain.endswith(one))
     if name.endswith(_PASS) or name in (b"PASS", b"pass"):
         return PASSWORD
-    return API_KEY if name.endswith(b"_KEY") else ""
+    if name.endswith(b"_PAT"):
+        return TOKEN  # a personal access token
+    return ANY_KEY if name.endswith(b"_KEY") else ""
 
 
 def _names_request(name: bytes, value: bytes, way: _Way) -> bool:
@@ -179,12 +200,9 @@ def _names_request(name: bytes, value: bytes, way: _Way) -> bool:
     return not way.certain and _UUID().match(value) is not None and not _OWN_TOKEN().search(name)
 
 
-def _is_code(value: bytes, way: _Way, following: bytes) -> bool:
+def _is_code(value: bytes, way: _Way) -> bool:
     """Return whether a value is an expression: ``settings.password``."""
-    if _DOTTED().match(value) is None:
-        return False
-    literal = way.quoted or way.certain or (way.sign == b":" and following in _LINE_ENDS)
-    return not literal or _DIGIT().search(value) is None
+    return _DOTTED().match(value) is not None and not ((way.literal or way.apart) and _DIGIT().search(value))
 
 
 def _judge(kind: str, value: bytes, way: _Way) -> str:
@@ -194,24 +212,38 @@ def _judge(kind: str, value: bytes, way: _Way) -> str:
     if kind == BASIC:
         return kind if _is_basic(value) else ""
     if kind == SIGNATURE:
-        return kind if way.sign == b"=" and _SIGNED().match(value) and not _IDENTIFIER().match(value) else ""
-    if is_placeholder(value):
+        return kind if way.sign == b"=" and _is_signature(value) else ""
+    if is_placeholder(value, way.literal):
         return ""
     if kind == PASSWORD:
         return kind if _is_password(value, way) else ""
     if kind == SECRET and len(value) >= 8 and _is_password(value, way) and (way.certain or not _is_wordy(value)):
         return kind
-    if not _is_random(value, way):
+    # In an environment file, what is said to be a secret is one.
+    told = kind != ANY_KEY and way.certain and len(value) >= 8 and _DIGIT().search(value) is not None
+    if not told and not _is_random(value, way):
         return ""
-    if kind == API_KEY and _AWS_SECRET().match(value):
-        return "aws-secret-key"
-    return "azure-key" if kind == API_KEY and _AZURE_KEY().match(value) else kind
+    if kind in (API_KEY, ANY_KEY):
+        kind = API_KEY
+        if _AWS_SECRET().match(value):
+            return "aws-secret-key"
+        return "azure-key" if _AZURE_KEY().match(value) else kind
+    return kind
 
 
-def is_placeholder(value: bytes) -> bool:
-    """Return whether a value stands for another one, or for none: a variable, a template, a mask, a path, a type."""
+def _is_signature(value: bytes) -> bool:
+    """Return whether a value is the signature of a URL, and not a name in code."""
+    named = _IDENTIFIER().match(value) is not None and _HEX().match(value) is None
+    return _SIGNED().match(value) is not None and not named
+
+
+def is_placeholder(value: bytes, literal: bool = True) -> bool:
+    """Return whether a value stands for another one, or for none: a variable, a template, a mask, a path, a type.
+
+    ``literal``: it is not code, where ``password2`` would be a name.
+    """
     value = _ESCAPED_ENDS().sub(b"", value)
-    bare = value.strip(b"0123456789!?.:_-#").lower()
+    bare = value.strip(b"!?.:_-#" if literal else b"0123456789!?.:_-#").lower()
     if (not bare and not value.isdigit()) or bare in _WORDS or value.lower() in _WORDS or len(set(value)) < 4:
         return True
     if (len(value) < 100 and _TEMPLATE().search(value)) or (len(value) < 40 and _SHORT_TEMPLATE().search(value)):
@@ -232,7 +264,7 @@ def _is_password(value: bytes, way: _Way) -> bool:
     if way.certain:
         return not (value.isupper() and b"_" in value)
     # Letters alone are a word, or a name in code.
-    return way.quoted and len(value) >= 12 and value.islower() and not _is_wordy(value)
+    return way.literal and value.islower() and not _ABOUT().search(value)
 
 
 def _is_wordy(value: bytes) -> bool:
@@ -247,18 +279,19 @@ def _is_wordy(value: bytes) -> bool:
 
 def _is_random(value: bytes, way: _Way) -> bool:
     """Return whether a value looks as if a program had made it up."""
-    if len(value) < (10 if way.certain else 16) or not _DIGIT().search(value) or _is_wordy(value):
+    if len(value) < 8 or not _DIGIT().search(value) or value.isdigit() or _is_wordy(value):
         return False
-    if _UUID().match(value):
+    if _UUID().match(value) or _HEX().match(value):
         return True
-    if value.isdigit():
-        return False
-    if not way.quoted and not way.certain and len(value) < 40 and _IDENTIFIER().match(value):
+    if not way.literal and len(value) < 40 and _IDENTIFIER().match(value):
         # A name in code such as testRSA2048PrivateKey has longer words than chance would make.
         if len(value) >= 3.2 * len(_RUN().findall(value)):
             return False
-    changes = sum(len(_CHANGE().findall(part)) for part in _PART().findall(value))
-    return changes >= (1 if way.certain else 2)
+    parts = _PART().findall(value)
+    changes = sum(len(_CHANGE().findall(part)) for part in parts)
+    if len(value) < 16:
+        return changes >= (2 if way.certain else 4)
+    return changes >= (1 if way.certain or (way.literal and max(map(len, parts)) >= 12) else 2)
 
 
 def _is_basic(value: bytes) -> bool:

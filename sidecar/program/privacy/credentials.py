@@ -17,7 +17,7 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Pattern, Sequ
 from sidecar.program.privacy.expressions import Expression
 from sidecar.program.privacy.kinds import ENDS, LENGTHS, TOKENS
 
-VERSION = 4
+VERSION = 5
 LONGEST_KEY = 128 * 1024
 HOLD = LONGEST_KEY + 32 * 1024
 """No credential is longer: this many bytes are held back until it is known what follows them."""
@@ -75,8 +75,8 @@ def _begins_word(data: bytes, at: int) -> bool:
 
 def _match_from(expression: Expression, data: bytes, at: int, name: str) -> Span | None:
     """Return what the expression matches at ``at``, if a word begins there."""
-    found = expression().match(data, at) if at >= 0 else None
-    return Span(at, found.end(), name) if found is not None and _begins_word(data, at) else None
+    found = expression().match(data, at) if at >= 0 and _begins_word(data, at) else None
+    return Span(at, found.end(), name) if found is not None else None
 
 
 def _find_token(data: bytes, at: int) -> Span | None:
@@ -94,9 +94,11 @@ def _find_token(data: bytes, at: int) -> Span | None:
 
 def _find_token_from(data: bytes, at: int, beginning: bytes) -> Span | None:
     """Return the token that begins at ``at`` with this beginning."""
+    if not _begins_word(data, at):
+        return None
     for name, rest in TOKENS[beginning]:
         found = rest().match(data, at + len(beginning))
-        if found is not None and _begins_word(data, at):
+        if found is not None:
             return Span(at, found.end(), name)
     return None
 
@@ -147,6 +149,7 @@ def _find_encoded(data: bytes, at: int) -> Span | None:
 _NEWRELIC = Expression(rb"(?:[0-9a-f]{36}|[a-z]{2}[0-9]{2}xx[0-9a-f]{30})NRAL(?![A-Za-z0-9])")
 _TELEGRAM = Expression(rb"(?<=[0-9]{8}):AA[A-Za-z0-9_-]{33}(?![A-Za-z0-9_-])")
 _FIREBASE = Expression(rb"APA91b[A-Za-z0-9_-]{100,200}")
+_FACEBOOK = Expression(rb"EAA[CM][A-Za-z0-9]{100,300}(?![A-Za-z0-9+/=])")
 _FROM_A = (b"AKIA", b"ASIA", b"ABIA", b"AIza", b"ATBB", b"ATATT3", b"ATCTT3", b"AKCp")
 
 
@@ -159,16 +162,21 @@ def _find_capital_a(data: bytes, at: int) -> Span | None:
         return Span(at - 1, found.end(), "telegram-token") if found is not None else None
     if data.startswith(b"AP", at):
         return _match_from(_FIREBASE, data, at, "firebase-key")
+    if data.startswith(b"EAA", at - 1):
+        # Not in the middle of base64, in which chance writes it too.
+        return None if data[at - 2 : at - 1] in (b"+", b"/") else _match_from(_FACEBOOK, data, at - 1, "facebook-token")
     beginning = next((one for one in _FROM_A if data.startswith(one, at)), b"")
     return _find_token_from(data, at, beginning) if beginning else None
 
 
 _TWILIO = Expression(rb"SK[0-9a-f]{32}(?![A-Za-z0-9])")
+_EASYPOST = Expression(rb"EZ[AT]K[A-Za-z0-9]{54}(?![A-Za-z0-9])")
 _AZURE_SECRET = Expression(rb"[A-Za-z0-9_.~-]{3}[0-9]Q~[A-Za-z0-9_.~-]{31,34}(?![A-Za-z0-9_.~-])")
 
 
-def _find_twilio(data: bytes, at: int) -> Span | None:
-    return _match_from(_TWILIO, data, at - 1, "twilio-key")
+def _find_capital_k(data: bytes, at: int) -> Span | None:
+    span = _match_from(_TWILIO, data, at - 1, "twilio-key")
+    return span or _match_from(_EASYPOST, data, at - 3, "easypost-key")
 
 
 def _find_azure(data: bytes, at: int) -> Span | None:
@@ -262,10 +270,12 @@ def _find_after_tag(data: bytes, at: int) -> Span | None:
 
 _OPTION = Expression(rb"--[a-z][a-z-]{1,24}[ ]")
 _USER = Expression(rb"-(?:u|-user)[ =]{1,2}[\"']?[^\s:\"']{1,64}:([^\s\"'\\:]{4,200})")
+_SSHPASS = Expression(rb"-p[ ]{1,2}[\"']?([^\s\"'\\]{4,200})")
 
 
 def _find_after_hyphen(data: bytes, at: int) -> Span | None:
-    """Return the token, or the secret that is given to a command as an option: ``--password x``, ``curl -u name:x``."""
+    """Return the token, or the secret that is given to a command as an option: ``--password x``, ``curl -u name:x``,
+    ``sshpass -p x``."""
     span = _find_token(data, at)
     if span is not None:
         return span
@@ -275,12 +285,17 @@ def _find_after_hyphen(data: bytes, at: int) -> Span | None:
         if span is not None:
             return span
     found = _USER().match(data, at)
-    if found is None or b"curl" not in data[max(0, at - 200) : at]:
-        return None
+    if found is not None and b"curl" in data[max(0, at - 200) : at]:
+        return None if found.group(1).isdigit() else _take_value(found, "basic-auth")
+    found = _SSHPASS().match(data, at) if data.startswith(b"sshpass ", at - 8) else None
+    return _take_value(found, "password") if found is not None else None
+
+
+def _take_value(found: re.Match[bytes], name: str) -> Span | None:
+    """Return the first group of a match, unless it stands for something else."""
     from sidecar.program.privacy.assignments import is_placeholder
 
-    value = found.group(1)
-    return None if value.isdigit() or is_placeholder(value) else Span(*found.span(1), "basic-auth")
+    return None if is_placeholder(found.group(1)) else Span(*found.span(1), name, True)
 
 
 _KEY = rb"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
@@ -337,7 +352,8 @@ def _is_key(between: bytes) -> bool:
 # What follows the beginning of a token: not the rest of a name in code, whose letters are all small or all capitals.
 _REST = rb"(?=[A-Za-z0-9_%/+=-]{16})(?![a-z_-]{20}|[a-z_-]{16}[^A-Za-z0-9_-]|[A-Z_-]{16})"
 # What follows a sign: at least six bytes that may be a value, the scheme of a header, or a cookie.
-_SOME = rb"(?=[=>]?[ \t*]{0,8}\\{0,16}[\"'`]?(?:[^\s\"'`,;(){}<>\[\]]{6}|[BbTt](?:asic|oken|ot) |[A-Za-z0-9_-]{1,5}=))"
+_SCHEMES = rb"(?:[BbTt](?:asic|oken|ot)|SSWS|Key) "
+_SOME = rb"(?=[=>]?[ \t*]{0,8}\\{0,16}[\"'`]?(?:[^\s\"'`,;(){}<>\[\]]{6}|" + _SCHEMES + rb"|[A-Za-z0-9_-]{1,5}=))"
 # The last three letters of the names in ``assignments.py``: which each of them may be, checked quickly, then exactly.
 _ROUGHLY = rb"[oOrRsSpPaAeEkKiIjJuU][rRdDwWsSeEtTaAiInNlLoO][dDsSeEtTnNyYlLhHaAgG]"
 _EXACTLY = rb"(?i:ord|rds|[sp]wd|as[es]|ret|ets|ke[yn]|ial|als|ens|jwt|ata|uth|ion|kie|ies|sig|ure)"
@@ -362,18 +378,20 @@ _SEARCHES: Tuple[Tuple[bytes, Expression, Callable[[bytes, int], "Span | None"]]
     (
         b"-",
         Expression(
-            rb"-(?:(?<![0-9a-f]{4}-)" + _REST + rb"|(?=-[a-z][a-z-]{1,24} [^ -]|(?:u|-user)[ =])(?<![A-Za-z0-9_-]-))"
+            rb"-(?:(?<![0-9a-f]{4}-)" + _REST + rb"|(?=-[a-z][a-z-]{1,24} [^ -]|(?:u|-user)[ =]|p )(?<![A-Za-z0-9_-]-))"
         ),
         _find_after_hyphen,
     ),
     (b".", Expression(rb"\.(?=[A-Za-z0-9_-]{16})(?![a-z_]{20}|[a-z_]{16}[^A-Za-z0-9_-])"), _find_dotted),
     (
         b"A",
-        Expression(rb"A(?=[KSB]IA|Iza|T(?:BB|[AC]TT3)|KCp|L(?<=[0-9a-f]NRAL)|(?<=:A)(?:A[A-Za-z0-9_-]{33}|PA91b))"),
+        Expression(
+            rb"A(?=[KSB]IA|Iza|T(?:BB|[AC]TT3)|KCp|L(?<=[0-9a-f]NRAL)|(?<=:A)(?:A[A-Za-z0-9_-]{33}|PA91b)|(?<=EA)A[CM][A-Za-z0-9]{100})"
+        ),
         _find_capital_a,
     ),
     (b"J", Expression(rb"J(?:(?=b3JpZ2lu)(?<=IQoJ)|(?=Ti)(?<=LS0tLS1CRUdJ))"), _find_encoded),
-    (b"K", Expression(rb"K(?=[0-9a-f]{32})(?<=SK)"), _find_twilio),
+    (b"K", Expression(rb"K(?:(?=[0-9a-f]{32})(?<=SK)|(?=[A-Za-z0-9]{54})(?<=EZ[AT]K))"), _find_capital_k),
     (b"V", Expression(rb"V(?=ATE KEY)(?<=PRIV)"), _find_key),
     (b"~", Expression(rb"~(?=[A-Za-z0-9_.~-]{31})(?<=[0-9]Q~)"), _find_azure),
     (

@@ -16,7 +16,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from sidecar.format import digests, index
 from sidecar.format.patterns import compile_patterns
-from sidecar.format.protocol import LayoutRules, RestoreQuestion, UnsavedMemory
+from sidecar.format.protocol import (
+    MOST_LOST,
+    MOST_UNSAVED,
+    MOST_UNSAVED_PROJECTS,
+    LayoutRules,
+    RestoreQuestion,
+    UnsavedMemory,
+)
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root, get_stem, make_hint, split_number
 from sidecar.program import cache, notes, places
@@ -27,9 +34,6 @@ from sidecar.program.restore.swap import CHANGED, is_folder
 from sidecar.program.scratch import Scratch
 from sidecar.program.sqlite import backup
 
-MOST_MEMORIES = 200
-MOST_SHOWN = 5
-MOST_PROJECTS = 100
 SHRUNK_TO, SHRUNK_FROM = 0.5, 64 * 1024
 """A database of at least this size that lost more than half of it was replaced by another one, and is not ahead of
 anything."""
@@ -92,7 +96,7 @@ def find_holdings(scratch: Scratch, question: RestoreQuestion, roots: List[Root]
     names = [own] + sorted(name for name in os.listdir(scratch.base) if name != own)
     folders = {root.place for root in roots}
     found = []
-    for name in names[: MOST_MEMORIES + 1]:
+    for name in names[: MOST_UNSAVED + 1]:
         folder = os.path.join(scratch.base, name)
         snapshots = notes.read_lineage(folder)[::-1] if is_folder(folder) else []
         noted = notes.read(folder) if snapshots or name == own else None
@@ -231,7 +235,7 @@ class Holdings:
                         lineage=one.lineage[: notes.LONGEST_LINEAGE],
                         unchanged="" if lost or one.base is None else one.base.snapshot,
                         files=len(lost),
-                        paths=lost[:MOST_SHOWN],
+                        paths=lost[:MOST_LOST],
                         layouts=sorted({each.found.root.layout["name"] for each in mine}),
                         projects=self._list_projects(one, [each.found.root for each in mine]),
                     )
@@ -252,7 +256,7 @@ class Holdings:
             below = "/" + spec["below"] if spec.get("below") else ""
             if spec.get("project") and folder.endswith(below):
                 projects[number] = make_hint(folder[: len(folder) - len(below)], self._home)
-        return [projects[number] for number in sorted(projects)][:MOST_PROJECTS] or None
+        return [projects[number] for number in sorted(projects)][:MOST_UNSAVED_PROJECTS] or None
 
     def displaced(self, roots: List[Root]) -> List[str]:
         """Return the cache folder names of other memories that a restore of these roots takes something from."""
@@ -262,8 +266,8 @@ class Holdings:
 
 def format_some(paths: List[str]) -> str:
     """Return a few of many paths, for a sentence."""
-    more = len(paths) - MOST_SHOWN
-    return ", ".join(paths[:MOST_SHOWN]) + (" and %d more" % more if more > 0 else "")
+    more = len(paths) - MOST_LOST
+    return ", ".join(paths[:MOST_LOST]) + (" and %d more" % more if more > 0 else "")
 
 
 def _is_unchanged(found: FoundPath, known: cache.KnownEntry, signature: Sequence[Any]) -> bool:

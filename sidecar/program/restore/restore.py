@@ -31,7 +31,7 @@ from sidecar.program.capture import project_folders
 from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
 from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
 from sidecar.program.privacy import settings_files
-from sidecar.program.restore import aside
+from sidecar.program.restore import set_aside
 from sidecar.program.restore.coverage import Coverage
 from sidecar.program.restore.destinations import name_root_folders, place_roots
 from sidecar.program.restore.holdings import Holdings, OldFile, format_some
@@ -74,7 +74,7 @@ class Restore:
         """Of what is here, what the snapshot's own rules covered: that is removed."""
         self.covers = Coverage(question.covered)
         self.old_folders: list[str] = []
-        self.aside = aside.SetAside(scratch, question.snapshot, question.set_aside_bytes)
+        self.aside = set_aside.SetAside(scratch, question.snapshot, question.set_aside_bytes)
         self.movable: dict[str, bool] = {}
         self.removed = 0
         self.unversioned: set[str] = set()
@@ -425,7 +425,7 @@ class Restore:
             if self.movable[name]:
                 swap.remove(place, target)  # whatever is still written to it is kept as well
                 return
-            aside.copy_entry(place, target, seen)
+            set_aside.copy_entry(place, target, seen)
         self.removed += 1
         swap.remove(place, os.path.join(stage, "old", str(self.removed)), seen)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from sidecar.errors import AccessDenied, BadMemoryId, UsageError
 from sidecar.format.patterns import compile_patterns, expand_braces
+from sidecar.host.values import dataclass
 from sidecar.ids import build_readable_part, check_memory_id, is_plain_id
 
 ALL = "*"

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from sidecar.errors import RateLimited
+from sidecar.host.values import dataclass
 from sidecar.service.access.grants import Caller
 
 SHARE = 8

@@ -11,8 +11,8 @@ import ipaddress
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from sidecar.host.values import dataclass
 from sidecar.service.events import Events
 from sidecar.service.logs import warn
 

@@ -20,7 +20,6 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,7 @@ import msgspec
 from sidecar.errors import BadConfig, UsageError
 from sidecar.host.files import open_private
 from sidecar.host.local_token import TokenNotKept, find_token_path
+from sidecar.host.values import dataclass
 from sidecar.service.access.grants import RESERVED, Caller, Quotas, Verb, check_patterns
 
 PREFIX = "ms_"

@@ -6,7 +6,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from sidecar.host.values import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import structlog
 
 from sidecar.errors import QuotaBytes, QuotaMemories, SidecarError
+from sidecar.host.values import dataclass
 from sidecar.ids import ROOT, MemoryKeys, build_memory_key, is_plain_id
 from sidecar.models.answers import Event
 from sidecar.ports import Store

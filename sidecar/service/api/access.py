@@ -6,7 +6,6 @@ A route without a declaration is refused, whoever calls.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import structlog
 from fastapi import Request
 
 from sidecar.errors import AccessDenied
+from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
 from sidecar.service.access.grants import ALL, NOT_FOR_THAT, Caller, Verb
 from sidecar.service.api.paths import decode_segment

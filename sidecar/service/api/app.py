@@ -20,7 +20,7 @@ from sidecar.models.answers import Problem
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.rates import Rates
 from sidecar.service.access.refusals import Refusals
-from sidecar.service.access.veil import EventVeil
+from sidecar.service.access.visibility import EventVeil
 from sidecar.service.api import attachments, memories, page, records, retention, sandboxes, search, system, verbs
 from sidecar.service.api.access import check_access
 from sidecar.service.api.audit import AuditGate, announce_change, begin_record
@@ -90,6 +90,7 @@ def make_api() -> FastAPI:
     api.include_router(attachments.router)
     api.include_router(attachments.all_of_them)
     api.include_router(sandboxes.router)
+    api.include_router(sandboxes.moves)
     api.include_router(memories.router)
     api.include_router(records.router)
     api.include_router(retention.router)

@@ -15,7 +15,7 @@ from sidecar.models.answers import Attached, Overview
 from sidecar.models.requests import AttachBody
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.grants import Verb
-from sidecar.service.access.veil import veil_attachment, veil_export
+from sidecar.service.access.visibility import veil_attachment, veil_export
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems
@@ -78,12 +78,13 @@ async def get_attachment(request: Request, memory: MemoryId, which: Which = "") 
 async def list_attachments(request: Request) -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
     that are not any more."""
-    keeper, caller = get_keeper(request), get_caller(request)
+    keeper, sidecar, caller = get_keeper(request), get_sidecar(request), get_caller(request)
     found = [one for one in await keeper.find_all() if caller.covers(one.memory)]
     return Overview(
         attachments=[veil_attachment(caller, one) for one in found],
-        store=get_sidecar(request).engine.repository.store.url,
+        store=sidecar.engine.repository.store.url,
         service=keeper.lease.instance,
+        missing=[one for one in sidecar.wanted.missing if caller.covers(one.memory)] if sidecar.wanted else [],
     )
 
 

@@ -31,7 +31,7 @@ from sidecar.models.answers import (
 from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
 from sidecar.receipts import ExportReceipt
 from sidecar.service.access.grants import Verb
-from sidecar.service.access.veil import veil_reason, veil_row
+from sidecar.service.access.visibility import veil_reason, veil_row
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import document_problems

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from sidecar import errors
 from sidecar.audit.sinks import AuditUnwritable
 from sidecar.engine.archives.unpack import NotAnArchive
-from sidecar.errors import NotEnded, SidecarError
+from sidecar.errors import NotEnded, NotMoved, SidecarError
 from sidecar.host.files import SpoolFull
 from sidecar.models.answers import Problem
 from sidecar.service.access.callers import NoValidToken
@@ -43,6 +43,7 @@ IN_JSON = {
 STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (KeyReused, 422),
     (NotEnded, 409),
+    (NotMoved, 409),
     (UnsupportedMediaType, 415),
     (UploadTimeout, 408),
     (UploadCut, 400),

@@ -16,7 +16,7 @@ from sidecar.errors import SidecarError
 from sidecar.models.answers import Health
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.grants import Verb
-from sidecar.service.access.veil import EventVeil
+from sidecar.service.access.visibility import EventVeil
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.attachments import get_keeper
 from sidecar.service.api.problems import document_problems
@@ -53,6 +53,9 @@ async def get_readiness(request: Request) -> Any:
     except SidecarError as problem:
         checks["store"] = problem.message
     ready = set(checks.values()) == {"ok"}
+    if sidecar.wanted is not None and (missing := len(sidecar.wanted.missing)):
+        # It is said, but the service is ready: whoever calls it is not served better by another one.
+        checks["sandboxes"] = f"{missing} that should be there {'is' if missing == 1 else 'are'} missing"
     health = Health(status="ok" if ready else "not ready", version=__version__, checks=checks)
     return JSONResponse(asdict(health), 200 if ready else 503)
 
@@ -72,6 +75,7 @@ async def get_metrics(request: Request) -> Response:
         waiting=sidecar.operations.waiting,
         attached=len(keeper.looked_after),
         at_risk=len(keeper.at_risk()),
+        missing=len(sidecar.wanted.missing) if sidecar.wanted else 0,
     )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

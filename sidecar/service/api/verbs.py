@@ -13,7 +13,7 @@ from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
 from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
-from sidecar.service.access.veil import HIDDEN, may_see_operation, veil_receipt
+from sidecar.service.access.visibility import HIDDEN, may_see_operation, veil_receipt
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import build_answer, build_problem, document_problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,6 +12,7 @@ import structlog
 
 from sidecar.errors import ObjectRefused, SnapshotError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import ATTACHMENTS, CONVERSATIONS, build_attachment_key, build_conversation_key, is_plain_id
 from sidecar.models import answers
 from sidecar.ports import ObjectInfo, Store

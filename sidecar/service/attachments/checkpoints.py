@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sidecar.engine import ExportRequest
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.ids import parse_snapshot_time
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments.attachment import Attachment, Attachments

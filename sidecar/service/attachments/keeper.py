@@ -46,7 +46,7 @@ from sidecar.service.attachments.checkpoints import (
 from sidecar.service.attachments.leases import Lease, LeaseLost
 from sidecar.service.attachments.ledger import Ledger
 from sidecar.service.attachments.schedule import GONE, ExportSchedule
-from sidecar.service.attachments.standing import apply_checkpoint, apply_export, apply_opening, apply_problem
+from sidecar.service.attachments.transitions import apply_checkpoint, apply_export, apply_opening, apply_problem
 from sidecar.service.attachments.trouble import build_save_problem, find_save_problem
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
@@ -101,6 +101,11 @@ class Keeper:
     @property
     def looked_after(self) -> list[Attachment]:
         return self._ledger.looked_after
+
+    def list_known(self) -> list[Attachment]:
+        """Return the attachments as this service saw them last, also those of other services; its own as they are."""
+        ours = {one.place: one for one in self.attachments}
+        return list({**{one.place: one for one in self._attachments.seen}, **ours}.values())
 
     def list_memories(self, sandbox: str) -> set[str]:
         """Return the memories that a sandbox is looked after for, or was until lately, as far as this service knows."""

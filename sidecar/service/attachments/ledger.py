@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import structlog
 
 from sidecar.errors import ObjectRefused, SidecarError, SwapLost
+from sidecar.host.values import dataclass
 from sidecar.service.attachments.attachment import Attachment, AttachmentKey, Attachments, StoredAttachment
 from sidecar.service.operations import Locks
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import structlog
 
 from sidecar.errors import SandboxAsleep, SandboxError, SandboxGone, SandboxNotFound, SidecarError
+from sidecar.host.values import dataclass
 from sidecar.ports import SandboxStatus
 from sidecar.receipts import ExportOutcome, ExportReceipt
 from sidecar.service.access.turns import FairTurns

@@ -3,9 +3,8 @@ sandbox has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.policy.limits import EMPTY, REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt
 

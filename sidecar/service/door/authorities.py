@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Self
+
+from sidecar.host.values import dataclass
 
 ANY = "*"
 DEFAULT_PORTS = {"http": 80, "https": 443}

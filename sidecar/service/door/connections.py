@@ -23,12 +23,12 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sidecar.host.values import dataclass
 from sidecar.models.answers import Problem
 from sidecar.service.api.problems import build_answer
 from sidecar.service.door.door import SAFE_HEADERS

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from sidecar.engine import ExportRequest, finish_export
 from sidecar.engine.archives.tarballs import adopt
 from sidecar.errors import BadMemoryId, SidecarError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, check_new_memory_id, make_snapshot_id
 from sidecar.service.attachments.keeper import Keeper

@@ -15,12 +15,13 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 import httpx
 import structlog
 
 from sidecar.errors import SidecarError
+from sidecar.host.values import dataclass
 from sidecar.ids import build_outbox_prefix
 from sidecar.models.answers import Event
 from sidecar.ports import Store

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
 from sidecar.host.work import gather_few
-from sidecar.ids import ATTACHMENTS, AUDIT, CONVERSATIONS, INSTANCES, STARTS, MemoryKeys, is_snapshot_id
+from sidecar.ids import ATTACHMENTS, AUDIT, CONVERSATIONS, INSTANCES, STARTS, WANTED, MemoryKeys, is_snapshot_id
 from sidecar.ports import Store
 from sidecar.store.encryption.encrypted_store import NOT_OURS, EncryptedStore, find_strangers
 from sidecar.store.encryption.names import ROOTS
 from sidecar.store.encryption.passphrase import check_identities
 from sidecar.store.encryption.signed_store import MARK, SignedStore
 from sidecar.store.folders import list_memories
+from sidecar.store.head_copies import KEPT
 from sidecar.store.repository import PARALLEL_READS, Repository
 from sidecar.store.store_id import read_store_id
-from sidecar.store.witnesses import KEPT
 
 OUTBOX = "outbox/"
 LATE = 8
@@ -40,7 +40,7 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
 async def check_store(repository: Repository) -> list[str]:
     """Return problems with what is beside the memories, and with folders that belong to no memory."""
     store = repository.store
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED)
     below = [info.key for prefix in prefixes async for info in store.list(prefix)]
     _, nobodys = await list_memories(store)
     return [*nobodys, *await _check_store_id(store), *await _list_refused(store, below)]

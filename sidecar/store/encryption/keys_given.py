@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from sidecar.errors import BadConfig
 from sidecar.host.sections import PREFIX
+from sidecar.host.values import dataclass
 from sidecar.store.encryption.settings import Encryption, Signing
 from sidecar.store.encryption.signatures import parse_key
 

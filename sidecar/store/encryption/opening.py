@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from sidecar.errors import KeyNeeded, StoreError, SwapLost
+from sidecar.host.values import dataclass
 from sidecar.ports import Store
 from sidecar.store.encryption.keyring import Keyring, normalise_recipient
 from sidecar.store.encryption.names import ROOTS, HiddenNames, is_opaque

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Self
 
 import msgspec
 
 from sidecar.errors import KeyNeeded, NotSigned, ObjectRefused
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ports import Store
 from sidecar.store.encryption.keyring import Altered, Keyring, NotDecrypted, is_encrypted
 from sidecar.store.encryption.names import HiddenNames

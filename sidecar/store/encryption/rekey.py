@@ -9,7 +9,7 @@ repeated. Old packs are collected like all packs that are not needed any more. E
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from sidecar.errors import (
     BaseCollected,
@@ -20,6 +20,7 @@ from sidecar.errors import (
     UsageError,
 )
 from sidecar.host.files import open_spool
+from sidecar.host.values import dataclass
 from sidecar.host.work import Progress
 from sidecar.ids import (
     ATTACHMENTS,
@@ -29,6 +30,7 @@ from sidecar.ids import (
     ROOT,
     STARTS,
     STORE_ID,
+    WANTED,
     MemoryKeys,
     build_memory_key,
     make_pack_id,
@@ -246,7 +248,7 @@ async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, v
 async def _rekey_others(store: Store, problems: list[str]) -> int:
     """Rewrite the store's id and what services keep beside the memories. A service that died is taken for alive a
     little longer."""
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED)
     keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _rewrite(store, key, problems) for key in (STORE_ID, *keys)])
 

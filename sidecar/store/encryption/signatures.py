@@ -13,9 +13,10 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sidecar.errors import BadConfig
+from sidecar.host.values import dataclass
 
 HMAC_PREFIX = "hmac-sha256:"
 SHORTEST_SECRET = 16

@@ -104,18 +104,20 @@ async function health() {
 async function look() {
   await health();
   const { store, memories } = await json("v1/memories");
-  const { attachments } = await json("v1/attachments");
+  const { attachments, missing } = await json("v1/attachments");
   one("store").replaceChildren(breakable(store));
   fill("memories", memories.map((memory) => row(
     [link(memory.memory, () => { shown = memory.memory; refresh(); })],
     memory.problem ? [memory.problem, "bad"] : [memory.created ? ago(memory.created) : "none became the head"],
     [String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
   )));
-  fill("attached", attachments.map((attached) => row(
+  fill("attached", missing.map((one) => row(
+    [one.memory], [one.on], ["missing", "bad"], ["", "whole"], [""], [lines(`since ${ago(one.since)}`, one.problem), "bad"],
+  )).concat(attachments.map((attached) => row(
     [attached.memory], [attached.sandbox], [attached.state, { open: attached.problem ? "bad" : "good", lost: "bad" }[attached.state]],
     [attached.saved ? ago(attached.saved) : "not yet", "whole"], [attached.conversation],
     attached.problem ? [lines(attached.problem, attached.hint, attached.note), "bad"] : [attached.note],
-  )));
+  ))));
   await snapshots();
 }
 

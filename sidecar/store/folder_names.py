@@ -18,13 +18,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
 from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.format.checksums import encode_checksummed
+from sidecar.host.values import dataclass
 from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
 from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import ObjectRefused, SnapshotDamaged
+from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store

@@ -1,0 +1,249 @@
+"""A memory that is to have a living sandbox has one: after every loss, within its budget, whoever dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulators import Fault
+from emulators.calls import Step
+from sidecar.ids import STARTS, WANTED
+from tests.parts.homes import empty_home, run_cli, write
+from tests.parts.providers import Emulated, Provider
+from tests.parts.services import TOKEN, Service, path, serving, until
+
+REMOTE = ("e2b", "daytona")
+
+
+class World:
+    """A provider, a store with a memory, and services that are to keep a sandbox for it."""
+
+    def __init__(self, tmp_path: Path, provider: Provider) -> None:
+        self.provider, self.store, self.base = provider, tmp_path / "store", tmp_path
+        home = empty_home(tmp_path / "first")
+        write(home / "MEMORY.md", b"lesson 0")
+        assert run_cli("export", "me", f"--sandbox=local:{home}", store=self.store).code == 0
+
+    @contextmanager
+    def served(self, log: str = "log", *, lease: float = 2.0, on: str = "", **table: Any) -> Iterator[Service]:
+        rows = {"memory": "me", "on": on or f"{self.provider.name}:", "check_every": 1, "backoff": 1, "budget": 100}
+        more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**rows, **table}.items())
+        with serving(self.store, self.base / log, more=f"[[start]]\n{more}", lease=lease) as service:
+            yield service
+
+    def living(self) -> list[Emulated]:
+        return [one for one in self.provider.server.sandboxes() if one.state != one.GONE]
+
+    def await_sandbox(self, service: Service, but: str = "") -> Emulated:
+        """The one living sandbox, once it is looked after."""
+        found: list[Emulated] = []
+
+        def there() -> bool:
+            refs = {row["sandbox"] for row in self.attachments(service) if row["state"] in ("open", "idle")}
+            found[:] = [one for one in self.living() if f"{self.provider.name}:{one.id}" in refs and one.id != but]
+            return len(found) == 1
+
+        until(there)
+        return found[0]
+
+    def attachments(self, service: Service) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = service.http.get("/v1/attachments").json()["attachments"]
+        return rows
+
+    def save(self, service: Service, sandbox: Emulated, text: str) -> None:
+        write(sandbox.home / "MEMORY.md", text.encode())
+        answer = service.export("me", f"{self.provider.name}:{sandbox.id}")
+        assert answer.json()["outcome"] == "committed", answer.text
+
+    def records(self) -> list[str]:
+        return [one.name for one in (self.store / STARTS).iterdir()] if (self.store / STARTS).exists() else []
+
+    def created(self) -> int:
+        """How often the provider was asked to create one."""
+        return sum(call.step == "create" for call in self.provider.server.calls)
+
+
+@pytest.fixture
+def world(tmp_path: Path, provider_of: Callable[[str], Provider]) -> Callable[[str], World]:
+    return lambda name: World(tmp_path, provider_of(name))
+
+
+def lose_again_and_again(world: World, times: int) -> None:
+    with world.served() as service:
+        sandbox = world.await_sandbox(service)
+        for number in range(1, times + 1):
+            world.save(service, sandbox, f"lesson {number}")
+            sandbox.kill()
+            sandbox = world.await_sandbox(service, but=sandbox.id)
+            assert (sandbox.home / "MEMORY.md").read_text() == f"lesson {number}"
+        assert world.created() == times + 1 and world.living() == [sandbox]
+        # The last one is looked after a moment before its creation is over.
+        counted = f"memory_sidecar_sandboxes_started_total {times + 1}.0"
+        until(lambda: not world.records() and counted in service.http.get("/metrics").text)
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_each_sandbox_that_is_killed_is_followed_by_one_with_the_memory_of_the_last_save(
+    world: Callable[[str], World], name: str
+) -> None:
+    lose_again_and_again(world(name), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMOTE)
+def test_twenty_sandboxes_are_killed_and_twenty_fresh_ones_remember(world: Callable[[str], World], name: str) -> None:
+    lose_again_and_again(world(name), 20)
+
+
+def test_a_provider_that_refuses_is_asked_within_the_budget_and_it_is_said_loudly(
+    world: Callable[[str], World],
+) -> None:
+    here = world("e2b")
+    with here.served(on="e2b:missing-template", budget=3) as service:
+        until(lambda: "its budget" in json.dumps(service.http.get("/v1/attachments").json()["missing"]))
+        assert here.created() == 3 and here.living() == []
+        ready = service.http.get("/readyz")
+        assert ready.status_code == 200 and ready.json()["checks"]["sandboxes"].startswith("1 that should be there")
+        assert "memory_sidecar_sandboxes_missing 1.0" in service.http.get("/metrics").text
+        said = [line for line in service.lines() if line["event"] == "a wanted sandbox is missing"]
+        assert [line["level"] for line in said] == ["critical"] * 4
+        assert "missing-template" in said[0]["problem"] and "budget" in said[-1]["problem"]
+        pauses = [line["next"] for line in said]
+        assert pauses == sorted(set(pauses)), "each pause ends later than the one before"
+        env = {"MEMORY_SIDECAR_URL": service.url, "MEMORY_SIDECAR_TOKEN": TOKEN}
+        assert '"missing"' in json.dumps(run_cli("attachments", store=here.store, env=env).document)
+        service.kill()
+        service.start()  # the budget is in the store
+        until(lambda: service.http.get("/v1/attachments").json()["missing"])
+        assert here.created() == 3
+    with here.served("mended", budget=4) as service:  # another template, and one more
+        here.await_sandbox(service)
+        assert service.http.get("/v1/attachments").json()["missing"] == [] and here.created() == 4
+
+
+def test_what_is_stopped_stays_stopped_until_it_is_started_or_its_table_changes(world: Callable[[str], World]) -> None:
+    here = world("e2b")
+    with here.served() as service:
+        sandbox = here.await_sandbox(service)
+        write(sandbox.home / "MEMORY.md", b"the last words")
+        stopped = service.http.delete(path("me", "sandboxes")).json()
+        assert stopped["exported"]["outcome"] == "committed" and here.living() == []
+        assert service.http.get("/v1/attachments").json()["missing"] == []
+        service.stop()
+        service.start()
+        until(lambda: any((here.store / WANTED).iterdir()))
+        assert service.http.delete(path("me", "sandboxes")).status_code == 404
+        assert here.living() == [] and here.created() == 1
+        started = service.http.post(path("me", "sandboxes"), json={"on": "e2b:"}).json()
+        sandbox = here.await_sandbox(service)
+        assert started["attachment"]["sandbox"] == f"e2b:{sandbox.id}"
+        assert (sandbox.home / "MEMORY.md").read_text() == "the last words"
+        sandbox.kill()
+        sandbox = here.await_sandbox(service, but=sandbox.id)
+        service.http.delete(path("me", "sandboxes"))
+        assert here.living() == []
+    with here.served("changed", timeout=1234) as service:
+        sandbox = here.await_sandbox(service)
+        assert sandbox.ends_at is not None
+
+
+def test_a_paused_sandbox_is_not_lost_and_none_is_created_beside_it(world: Callable[[str], World]) -> None:
+    here = world("e2b")
+    with here.served() as service:
+        sandbox = here.await_sandbox(service)
+        sandbox.pause()
+        before = len(here.provider.control_calls())
+        until(lambda: len(here.provider.control_calls()) >= before + 3)  # it was looked at, again and again
+        assert here.living() == [sandbox] and here.created() == 1 and sandbox.state == "paused"
+        sandbox.kill()
+        here.await_sandbox(service, but=sandbox.id)
+
+
+def test_of_several_services_one_creates(world: Callable[[str], World]) -> None:
+    here = world("daytona")
+    with here.served("a") as first, here.served("b") as second, here.served("c") as third:
+        sandbox = here.await_sandbox(first)
+        for killed in (first, second):
+            sandbox.kill()
+            killed.kill()
+            sandbox = here.await_sandbox(third, but=sandbox.id)
+        assert here.living() == [sandbox] and here.created() == 3
+
+
+# The service is killed at every step
+
+
+class Killer:
+    """Kills a service at its n-th request to its provider since it was armed: as one that is still carried out, or as one that
+    never got there."""
+
+    def __init__(self, world: World, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._service, self._faults = service, world.provider.server.faults
+        self._take = self._faults.take
+        self.seen: list[Step] = []
+        self._at, self._arrives = -1, True
+        monkeypatch.setattr(self._faults, "take", self.take)
+
+    def arm(self, at: int, *, arrives: bool) -> None:
+        self.seen, self._at, self._arrives = [], at, arrives
+
+    @property
+    def fired(self) -> bool:
+        return self._at < 0
+
+    def take(self, step: Step) -> Fault | None:
+        self.seen.append(step)
+        if len(self.seen) - 1 != self._at:
+            return self._take(step)
+        self._service.kill()
+        self._at = -1
+        return None if self._arrives else Fault(step, "refuse")
+
+
+def kill_at_requests(world: World, numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.served(lease=1.0) as service:
+        killer = Killer(world, service, monkeypatch)
+        sandbox = world.await_sandbox(service)
+        for number in numbers:
+            for arrives in (True, False):
+                world.save(service, sandbox, f"lesson {number} {arrives}")
+                killer.arm(number, arrives=arrives)
+                sandbox.kill()
+                before = sandbox.id
+                until(lambda: killer.fired or (len(world.living()) == 1 and not world.records()))
+                if not killer.fired:
+                    killer.arm(-1, arrives=True)
+                    return  # a whole creation needs no more requests than these
+                service.start()
+                sandbox = world.await_sandbox(service, but=before)
+                assert (sandbox.home / "MEMORY.md").read_text() == f"lesson {number} {arrives}"
+                until(lambda: len(world.living()) == 1)
+                assert world.living() == [sandbox]
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_while_it_creates_leaves_one_sandbox_and_no_orphan(
+    world: Callable[[str], World], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_requests(world(name), range(1, 3), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_at_any_request_of_a_creation_leaves_one_sandbox_and_no_orphan(
+    world: Callable[[str], World], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_requests(world(name), range(30), monkeypatch)
+
+
+def test_the_first_sandbox_of_a_memory_says_that_there_is_nothing_to_wait_for(world: Callable[[str], World]) -> None:
+    here = world("e2b")
+    with here.served(memory="newcomer") as service:
+        sandbox = here.await_sandbox(service)
+        ready = json.loads((sandbox.home / ".cache/memory-sidecar/ready.json").read_text())
+    assert ready["outcome"] == "empty" and ready["memory"] == "newcomer"
