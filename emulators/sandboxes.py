@@ -89,6 +89,8 @@ class Sandbox:
         self.created_at = time.time()
         self.ends_at: float | None = None
         """Seconds since the epoch; ``None``: it lives until it is ended."""
+        self.on_change: Callable[[str], None] = lambda state: None
+        """Called with each state that it enters, also when it is created."""
         self._state = self.RUNNING
         self._changed = threading.Condition(threading.RLock())
         self._watched = False
@@ -224,6 +226,7 @@ class Sandbox:
                 raise NotRunning
             self._state = self.RUNNING
         self._signal(signal.SIGCONT)
+        self.on_change(self.RUNNING)
 
     def _leave_for(self, state: str, leave: Callable[[], object] = lambda: None) -> None:
         """Enter a state in which nothing is served; there is no way back from "gone".
@@ -242,6 +245,7 @@ class Sandbox:
             for connection in self._connections:
                 connection.sever()
             self._changed.notify_all()
+            self.on_change(state)
 
     def _end_processes(self) -> None:
         # What is dying may still have forked, so look again.

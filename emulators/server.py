@@ -20,6 +20,7 @@ from typing import Generic, Self, TypeVar
 from emulators.calls import Call, Calls, Step
 from emulators.faults import Fault, Faults, shaped
 from emulators.sandboxes import NotRunning, Sandbox
+from emulators.webhooks import Sign, Webhooks
 from emulators.wire import Connection, Dropped, Listener, Request, Reset
 
 SandboxT = TypeVar("SandboxT", bound=Sandbox)
@@ -124,6 +125,8 @@ class Emulator(ABC, Generic[SandboxT]):
         self.key = key or self.new_key()
         self.latency = 0.0
         self.faults = Faults()
+        self.webhooks: Webhooks | None = None
+        """Where it tells what happens to sandboxes."""
         self._calls = Calls()
         self._lock = threading.Lock()
         self._sandboxes: dict[str, SandboxT] = {}
@@ -145,6 +148,7 @@ class Emulator(ABC, Generic[SandboxT]):
     def close(self) -> None:
         atexit.unregister(self.close)
         self._listener.close()
+        self.stop_webhooks()
         for sandbox in self.sandboxes():
             sandbox.kill()
         if self._own_base:
@@ -162,6 +166,31 @@ class Emulator(ABC, Generic[SandboxT]):
     def route(self, request: Request) -> Route:
         """Where this request leads."""
 
+    # Webhooks
+
+    def send_webhooks(self, url: str, secret: str) -> Webhooks:
+        """Tell this address from now on what happens to sandboxes; nobody else any more."""
+        self.stop_webhooks()
+        self.webhooks = Webhooks(url, self.sign_with(secret))
+        return self.webhooks
+
+    def stop_webhooks(self) -> None:
+        if self.webhooks is not None:
+            self.webhooks.close()
+        self.webhooks = None
+
+    @abstractmethod
+    def sign_with(self, secret: str) -> Sign:
+        """How the provider shows that a webhook is from it."""
+
+    @abstractmethod
+    def describe_change(self, sandbox: SandboxT, state: str, *, created: bool) -> Mapping[str, object]:
+        """The event for a sandbox that entered a state."""
+
+    def _tell(self, sandbox: SandboxT, state: str, *, created: bool = False) -> None:
+        if self.webhooks is not None:
+            self.webhooks.tell(self.describe_change(sandbox, state, created=created))
+
     # Sandboxes
 
     def sandboxes(self) -> list[SandboxT]:
@@ -176,6 +205,8 @@ class Emulator(ABC, Generic[SandboxT]):
     def keep(self, sandbox: SandboxT) -> SandboxT:
         with self._lock:
             self._sandboxes[sandbox.id] = sandbox
+        sandbox.on_change = lambda state: self._tell(sandbox, state)
+        self._tell(sandbox, sandbox.RUNNING, created=True)
         return sandbox
 
     # Calls

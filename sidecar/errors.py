@@ -41,7 +41,8 @@
     │   ├── SearchUnreachable · SearchBusy   (a retry can help)
     │   └── SearchDenied · SearchUnfit
     ├── AccessDenied               exit 1   the token may not do that
-    │   └── TokenExpired
+    │   ├── TokenExpired
+    │   └── MemoryNotWatched       a sandbox names a memory that it may not have
     ├── RateLimited                exit 1   the token calls more often than it may (a retry can help)
     ├── LimitExceeded              exit 3   more than the limits allow; the head did not move
     │   └── QuotaBytes · QuotaMemories      more than the token may have
@@ -576,6 +577,13 @@ class AccessDenied(SidecarError):
     default_hint = (
         "Ask whoever runs the service for a token that may: `memory-sidecar token list` shows those there are."
     )
+
+
+class MemoryNotWatched(AccessDenied):
+    """A sandbox names a memory that no ``[[watch]]`` allows, or what is no memory's id."""
+
+    code = "memory-not-watched"
+    default_hint = "Name another memory in the sandbox's metadata, or add it to the memories of a [[watch]]."
 
 
 class TokenExpired(AccessDenied):

@@ -23,6 +23,9 @@ CONVERSATIONS = "conversations/"
 INSTANCES = "instances/"
 STARTS = "starts/"
 WANTED = "wanted/"
+NOTICED = "noticed/"
+WRITERS = "writers/"
+LISTINGS = "listings/"
 AUDIT = "audit/"
 STORE_ID = "store-id"
 """The key of a store's own id, by which records about several stores are told apart."""
@@ -249,6 +252,27 @@ def build_start_key(memory: str, key: str) -> str:
 def build_wanted_key(memory: str) -> str:
     """Return the key of what is known about a memory that is to have a living sandbox."""
     return f"{WANTED}{hashlib.sha256(check_memory_id(memory).encode(errors='surrogatepass')).hexdigest()[:40]}.json"
+
+
+def build_notice_key(sandbox: str) -> str:
+    """Return the key of what is known about a sandbox that names its memory itself."""
+    provider, named = sandbox.partition(":")[0], hashlib.sha256(sandbox.encode(errors="surrogatepass")).hexdigest()
+    return f"{build_notice_prefix(provider)}{named[:40]}"
+
+
+def build_notice_prefix(provider: str) -> str:
+    """Return what the keys for all sandboxes of a provider begin with."""
+    return f"{NOTICED}{re.sub(r'[^a-z0-9]', '', provider)}/"
+
+
+def build_writer_key(memory: str) -> str:
+    """Return the key of the object that says which of the sandboxes that name a memory may change it."""
+    return f"{WRITERS}{hashlib.sha256(check_memory_id(memory).encode(errors='surrogatepass')).hexdigest()[:40]}.json"
+
+
+def build_listing_key(digest: str) -> str:
+    """Return the key of the object that says which service lists a provider's sandboxes for these tables of the config."""
+    return f"{LISTINGS}{digest[:40]}.json"
 
 
 def build_outbox_prefix(url: str) -> str:

@@ -152,6 +152,8 @@ class ListedSandbox:
     """Seconds since the epoch, by the provider's clock."""
     ends_at: float | None = None
     """Seconds since the epoch when it ends unless prolonged; ``None``: it does not end by itself, or it is not known."""
+    plan: str = ""
+    """The name of the plan that it was created by here; empty: somebody else created it."""
 
 
 @dataclass(frozen=True, slots=True)

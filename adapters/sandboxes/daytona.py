@@ -291,6 +291,7 @@ def _list_one(box: Any) -> ListedSandbox:
         metadata=dict(box.labels or {}),
         created=_parse_time(box.created_at) if box.created_at else 0.0,
         ends_at=_parse_time(box.auto_destroy_at) if getattr(box, "auto_destroy_at", None) else None,
+        plan=(box.labels or {}).get(MARK, ""),
     )
 
 

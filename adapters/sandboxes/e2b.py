@@ -294,6 +294,7 @@ def _list_one(info: SandboxInfo | SandboxDetail) -> ListedSandbox:
         metadata=dict(metadata),
         created=info.started_at.timestamp(),
         ends_at=info.end_at.timestamp() if state == "running" else None,
+        plan=metadata.get(MARK, ""),
     )
 
 

@@ -18,6 +18,7 @@ from emulators.daytona.errors import refusal, unauthorized
 from emulators.sandboxes import Sandbox
 from emulators.server import Emulator, Exchange, Route
 from emulators.values import moment, texts
+from emulators.webhooks import Sign, sign_as_bearer
 from emulators.wire import Request
 
 AUTO_STOP = 15
@@ -225,6 +226,15 @@ class DaytonaEmulator(Emulator[DaytonaSandbox]):
         if found is not None:
             return found
         return next((one for one in self.sandboxes() if one.name == id and one.state != one.GONE), None)
+
+    def sign_with(self, secret: str) -> Sign:
+        return sign_as_bearer(secret)
+
+    def describe_change(self, sandbox: DaytonaSandbox, state: str, *, created: bool) -> dict[str, object]:
+        about: dict[str, object] = {"id": sandbox.id, "organizationId": "emulator", "timestamp": moment(time.time())}
+        if created:
+            return {"event": "sandbox.created", **about, "state": state.upper(), "class": "SMALL"}
+        return {"event": "sandbox.state.updated", **about, "oldState": "UNKNOWN", "newState": state.upper()}
 
     def route(self, request: Request) -> Route:
         service, *parts = [part for part in request.path.split("/") if part] or [""]

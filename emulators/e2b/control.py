@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
@@ -13,6 +15,7 @@ from emulators.e2b import envd
 from emulators.sandboxes import OnTimeout, Sandbox, User
 from emulators.server import Emulator, Exchange, Refused, Route
 from emulators.values import moment, texts
+from emulators.webhooks import Sign, sign_as_e2b
 from emulators.wire import Request
 
 ENVD_VERSION = "0.6.13"
@@ -131,6 +134,23 @@ class E2BEmulator(Emulator[E2BSandbox]):
         sandbox.template = template
         sandbox.end_in(timeout)
         return self.keep(sandbox)
+
+    def sign_with(self, secret: str) -> Sign:
+        return sign_as_e2b(secret)
+
+    def describe_change(self, sandbox: E2BSandbox, state: str, *, created: bool) -> dict[str, object]:
+        what = "created" if created else {"running": "resumed"}.get(state, state)
+        return {
+            "version": "v2",
+            "id": str(uuid.uuid4()),
+            "type": f"sandbox.lifecycle.{what}",
+            "timestamp": moment(time.time()),
+            "eventData": {"sandbox_metadata": sandbox.metadata},
+            "sandboxId": sandbox.id,
+            "sandboxExecutionId": str(uuid.uuid4()),
+            "sandboxTemplateId": sandbox.template,
+            "sandboxTeamId": "emulator",
+        }
 
     def route(self, request: Request) -> Route:
         parts = [part for part in request.path.split("/") if part]

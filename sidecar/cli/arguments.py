@@ -29,6 +29,7 @@ EXAMPLES = {
     "attachments": ["attachments"],
     "start": ["start conductor --on e2b:base --timeout 3600", "start conductor --on daytona:my-snapshot --key job-7"],
     "stop": ["stop conductor"],
+    "wait": ["wait --sandbox e2b:i3x9k2 --timeout 30"],
     "move": ["move conductor --to daytona:my-snapshot", "move conductor --to e2b:base --keep-old"],
     "import": ["import conductor home.tar.gz"],
     "download": ["download conductor -o conductor.tar.gz"],
@@ -212,6 +213,9 @@ def _add_attachment_commands(command: Any) -> None:
     stop.add_argument("memory", metavar="MEMORY")
     stop.add_argument("--sandbox", default="", metavar="REF", help="which one, where there are several")
     stop.add_argument("--discard", action="store_true", help="end it also if its memory cannot be saved")
+    wait = command("wait", "Wait until the memory of a sandbox is in place: exit code 0, or 1 if it is not in time.")
+    wait.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
+    wait.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="default: 60")
 
 
 def _add_guard_options(verb: Any) -> None:

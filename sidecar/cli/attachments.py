@@ -1,9 +1,10 @@
-"""``attach``, ``detach`` and ``attachments``: calls to a running service, which must work on the same store."""
+"""``attach``, ``detach``, ``start``, ``wait`` and the like: calls to a running service, which must work on the same store."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,8 @@ from sidecar.models.answers import Attached, Attachment, Moved, Overview
 from sidecar.ports import Store
 
 DEFAULT_URL = "http://127.0.0.1:8077"
+LONGEST_CALL = 20.0
+"""Seconds for which one call waits: gateways give up after a minute."""
 PATIENCE = Retries(attempts=2)
 """Few retries, because a person waits at a terminal."""
 
@@ -150,6 +153,26 @@ def _split_pair(pair: str) -> tuple[str, str]:
     return name, value
 
 
+async def run_wait(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``wait``: until the memory of a sandbox is in place, or the time is over."""
+    if not args.timeout >= 0:
+        raise UsageError("--timeout must not be negative.", hint="Write --timeout SECONDS; 0 only looks.")
+    deadline = time.monotonic() + args.timeout
+    async with _open_client() as client:
+        await _check_store(client, engine.repository.store)
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            found = await client.sandbox(args.sandbox, wait=min(left, LONGEST_CALL))
+            if found.in_place or left <= LONGEST_CALL:
+                break
+    if found.in_place:
+        what = f"{found.memory} at {found.snapshot}" if found.snapshot else f"{found.memory}, which has no snapshot yet"
+        reading = "; it is a reader" if found.state == "reader" else ""
+        return Result(asdict(found), [f"{found.sandbox}: {what}, is in place{reading}."])
+    why = f" {found.problem} {found.hint}".rstrip() or (f" It is {found.state}." if found.state else "")
+    return Result(asdict(found), [f"{found.sandbox}: no memory is in place after {args.timeout:g} s.{why}"], 1)
+
+
 async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``attachments``: list the attachments of all services on the store."""
     async with _open_client() as client:
@@ -164,6 +187,9 @@ async def run_attachments(engine: Engine, args: argparse.Namespace) -> Result:
             f"{one.problem} {one.hint} {one.note}".strip(),
         )
         for one in answer.attachments
+    ]
+    rows += [
+        (one.memory, one.sandbox, one.state, "", "", f"{one.problem} {one.hint}".strip()) for one in answer.noticed
     ]
     table = Table(
         ("MEMORY", "SANDBOX", "STATE", "SAVED (UTC)", "CONVERSATION", "PROBLEM"), rows, "No sandbox is looked after."

@@ -32,7 +32,7 @@ from sidecar.host.values import dataclass
 from sidecar.layouts import load_built_in
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
-from sidecar.service.settings import Start, Webhook
+from sidecar.service.settings import Start, Watch, Webhook
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
 
@@ -61,6 +61,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "searched": found.searched,
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "start": [asdict(table) for table in config.start],
+        "watch": [asdict(table) for table in config.watch],
         "layouts": sorted(config.layouts),
         "encrypts": found.keys.encrypts,
         "signs": found.keys.signs,
@@ -212,6 +213,7 @@ def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
         rows += [(f"{name}.{key}", value, default[key]) for key, value in asdict(getattr(config, name)).items()]
     rows.append(("webhooks", [hook.url.partition("?")[0] for hook in config.webhooks], []))
     rows.append(("start", [f"{table.memory} on {table.on}" for table in config.start], []))
+    rows.append(("watch", [f"{table.provider}: {', '.join(table.memories)}" for table in config.watch], []))
     known = load_built_in()
     rows.append(("layouts", [name for name in config.layouts if config.layouts[name] != known.get(name)], []))
     return [row for row in rows if row[1] != row[2]]
@@ -257,6 +259,9 @@ def render_options_page() -> str:
     ]
     lines += ["| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Start)]
+    lines += ["", "## [[watch]]", "", "Sandboxes that name their memory: see [conductor](conductor.md#watch).", ""]
+    lines += ["| option | default | |", "|---|---|---|"]
+    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Watch)]
     lines += [
         "",
         "## [layouts.NAME]",

@@ -41,6 +41,7 @@ COMMANDS = {
     "start": "attachments.run_start",
     "move": "attachments.run_move",
     "stop": "attachments.run_stop",
+    "wait": "attachments.run_wait",
     "import": "verbs.run_import",
     "download": "verbs.run_download",
     "list": "stores.run_list",

@@ -56,6 +56,7 @@ async def run_serve(engine: Engine, args: argparse.Namespace) -> Result:
             index_every=config.postgres.every,
             adopt=config.adopt.folder,
             start=config.start,
+            watch=config.watch,
             audit=config.audit,
         )
         code = await serve(replace(engine, progress=NoProgress()), service, ready=ready)

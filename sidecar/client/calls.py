@@ -40,6 +40,7 @@ from sidecar.models.answers import (
     Operation,
     Overview,
     Pinned,
+    SandboxStanding,
     Snapshot,
     SnapshotContents,
 )
@@ -483,6 +484,12 @@ class Calls(Generic[C]):
             query={"discard": "true" if discard else "false", **_name_sandbox(sandbox)},
             read=read_whole(Attached),
         )
+
+    @sent
+    def sandbox(self, sandbox: str, *, wait: float = 0) -> Call[SandboxStanding]:
+        """Return whether the memory of a sandbox is in place, whoever restored it; at the latest after ``wait`` seconds."""
+        path, query = f"/v1/sandboxes/{quote_segment(sandbox)}", {"wait": f"{wait:g}"} if wait else {}
+        return Call(method="GET", path=path, query=query, read=read_whole(SandboxStanding))
 
     @sent
     def attachment(self, memory: str, *, sandbox: str = "") -> Call[Attached]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sidecar.audit.settings import Audit, check_audit
 from sidecar.config.lines import TomlLines
@@ -39,14 +39,18 @@ from sidecar.service.settings import (
     Adopt,
     Service,
     Start,
+    Watch,
     Webhook,
     check_adopt,
     check_events,
     check_service,
     check_start,
+    check_watch,
 )
 from sidecar.store.encryption.keys_given import VARIABLES
 from sidecar.store.encryption.settings import Encryption, Signing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Config:
     audit: Audit = Audit()
     webhooks: list[Webhook] = field(default_factory=list)
     start: list[Start] = field(default_factory=list)
+    watch: list[Watch] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
 
@@ -183,6 +188,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         audit=check_audit(read_section(table, "audit", Audit)),
         webhooks=_build_webhooks(table.get("webhooks", [])),
         start=_build_starts(table.get("start", [])),
+        watch=_build_watches(table.get("watch", [])),
         layouts=apply_required(layouts, guards),
     )
 
@@ -195,38 +201,43 @@ def list_unknown_variables() -> dict[str, str]:
     return {name: find_nearest(name, known) for name in sorted(found)}
 
 
-def _build_webhooks(rows: Any) -> list[Webhook]:
+def _read_tables(rows: Any, name: str, kind: type[T]) -> Iterator[tuple[tuple[str | int, ...], T]]:
+    """Yield each table of a list, as ``[[name]]`` writes them, with its place. Raise ``BadConfig``."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadConfig("webhooks must be written as [[webhooks]].", at=("webhooks",))
-    hooks = []
+        raise BadConfig(f"{name} must be written as [[{name}]].", at=(name,))
     for place, row in enumerate(rows):
-        check_known(row, [entry.name for entry in fields(Webhook)], ("webhooks", place))
-        hook = convert(row, Webhook, ("webhooks", place))
+        check_known(row, kind.__dataclass_fields__, (name, place))  # type: ignore[attr-defined]
+        yield (name, place), convert(row, kind, (name, place))
+
+
+def _build_webhooks(rows: Any) -> list[Webhook]:
+    hooks = []
+    for at, hook in _read_tables(rows, "webhooks", Webhook):
         if not hook.url.startswith(("http://", "https://")):
-            raise BadConfig("A webhook's url must begin with http:// or https://.", at=("webhooks", place, "url"))
+            raise BadConfig("A webhook's url must begin with http:// or https://.", at=(*at, "url"))
         if hook.secret_env and not os.environ.get(hook.secret_env):
             raise BadConfig(
                 f"{hook.secret_env}, which is to sign a webhook's calls, is not set.",
-                at=("webhooks", place, "secret_env"),
+                at=(*at, "secret_env"),
             )
-        check_events(hook.events, ("webhooks", place, "events"))
+        check_events(hook.events, (*at, "events"))
         hooks.append(hook)
     return hooks
 
 
 def _build_starts(rows: Any) -> list[Start]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise BadConfig("start must be written as [[start]].", at=("start",))
     tables: list[Start] = []
-    for place, row in enumerate(rows):
-        at = ("start", place)
-        check_known(row, [entry.name for entry in fields(Start)], at)
-        table = check_start(convert(row, Start, at), at)
+    for at, row in _read_tables(rows, "start", Start):
+        table = check_start(row, at)
         if any(table.memory == other.memory for other in tables):
             hint = "A memory has one sandbox by itself. Others are started by a call."
             raise BadConfig(f"[[start]] is there twice for {table.memory}.", hint=hint, at=(*at, "memory"))
         tables.append(table)
     return tables
+
+
+def _build_watches(rows: Any) -> list[Watch]:
+    return [check_watch(table, at) for at, table in _read_tables(rows, "watch", Watch)]
 
 
 def _read_text(file: str) -> str:

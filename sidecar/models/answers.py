@@ -362,6 +362,47 @@ class MissingSandbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoticedSandbox:
+    """A sandbox that names a memory (``[[watch]]`` in the config) and is not looked after."""
+
+    memory: str
+    """Empty: it names one that it may not have."""
+    sandbox: str
+    state: Annotated[str, OneOf("reader", "refused", "failed", "restoring")]
+    """"reader": another living sandbox has the memory, so it was restored read-only."""
+    problem: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookAnswer:
+    """What became of a provider's webhook."""
+
+    accepted: bool
+    """The sandbox is looked at. False: it came before, or is about no sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStanding:
+    """Whether the memory of a sandbox is in place."""
+
+    sandbox: str
+    in_place: bool
+    """It was restored into it, or there is nothing to restore yet."""
+    memory: str = ""
+    """Empty: it is not known to have any."""
+    state: Annotated[
+        str, OneOf("", "open", "idle", "lost", "ended", "reader", "restored", "restoring", "failed", "asleep")
+    ] = ""
+    """That of its attachment; else "reader": restored read-only, "restored": by its caller, "restoring", "failed", or
+    "asleep": paused or stopped, so nothing can be said. Empty: nothing is known of it."""
+    snapshot: str | None = None
+    """What was restored, or the head when it was last saved."""
+    problem: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """All attachments on one store, and which service answered."""
 
@@ -372,6 +413,8 @@ class Overview:
     """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
     missing: list[MissingSandbox] = field(default_factory=list)
     """What the service that answers is to create and could not yet."""
+    noticed: list[NoticedSandbox] = field(default_factory=list)
+    """Sandboxes that name a memory and are not looked after, as far as the service that answers saw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,8 +55,8 @@ def get_current_call() -> CurrentCall | None:
     return _current.get()
 
 
-def set_current_call(call: CurrentCall) -> None:
-    """Set the call that this task, and what it starts, answers."""
+def set_current_call(call: CurrentCall | None) -> None:
+    """Set the call that this task, and what it starts, answers; ``None``: the service does it by itself."""
     _current.set(call)
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sidecar.service.attachments.keeper import Keeper
     from sidecar.service.jobs.wanted import WantedJob
     from sidecar.service.starts import Starts
+    from sidecar.service.watch.watch import Watcher
 
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
@@ -81,6 +82,8 @@ class Sidecar:
         """Creates sandboxes and ends them."""
         self.wanted: WantedJob | None = None
         """Creates a sandbox for memories that are to have one."""
+        self.watcher: Watcher | None = None
+        """Notices sandboxes that name their memory."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
 

@@ -218,6 +218,25 @@ class StartedDetails(TypedDict):
     missing_seconds: float
 
 
+class NoticedDetails(TypedDict):
+    """A sandbox that named its memory and has it."""
+
+    via: str
+    outcome: str
+    snapshot: str | None
+    reader: bool
+    beside: str
+    seconds: float
+
+
+class NotRestoredDetails(TypedDict):
+    """A sandbox that names a memory and does not have it."""
+
+    via: str
+    failures: int
+    error: ErrorDetails
+
+
 class UnfinishedDetails(TypedDict):
     """An export or a restore that was not done when the service stopped."""
 
@@ -249,6 +268,8 @@ DETAILS: dict[type, tuple[str, ...]] = {
     MoveDetails: ("memory.moved",),
     MissingDetails: ("sandbox.missing",),
     StartedDetails: ("sandbox.started",),
+    NoticedDetails: ("sandbox.noticed",),
+    NotRestoredDetails: ("sandbox.not-restored",),
     UnfinishedDetails: ("service.unfinished",),
 }
 """The types of events that have such details."""

@@ -42,6 +42,8 @@ EVENTS = {
     "sandbox.ended": "A sandbox ended after its conversation was exported. Nothing is lost.",
     "sandbox.lost": "A sandbox ended within a conversation. What it wrote in its last `unsaved_seconds` may be lost.",
     "sandbox.missing": "A memory that is to have a living sandbox (`[[start]]`) has none: it could not be created, or not yet.",
+    "sandbox.noticed": "A sandbox names its memory (`[[watch]]`) and has it; as a reader if another one does (`beside`).",
+    "sandbox.not-restored": "A sandbox names a memory (`[[watch]]`) and does not have it: it may not, or the restore failed.",
     "sandbox.started": "A sandbox was created for a memory that is to have one, and the memory restored into it.",
     "service.unfinished": "The service stopped before an export or a restore was done.",
 }

@@ -78,6 +78,23 @@ class Metrics:
             "Attempts to create such a sandbox that failed, or that the budget did not allow",
             registry=self.registry,
         )
+        self._noticed = Counter(
+            "memory_sidecar_sandboxes_noticed",
+            "Sandboxes that name their memory ([[watch]]): complete, empty or kept; reader; refused; failed (each attempt)",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._listings = Counter(
+            "memory_sidecar_listings",
+            "Requests for a list of a provider's sandboxes ([[watch]])",
+            registry=self.registry,
+        )
+        self._hooks = Counter(
+            "memory_sidecar_hooks",
+            "Webhooks of providers: accepted; ignored, since they came before or are about no sandbox; refused",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._lost = Counter(
             "memory_sidecar_sandboxes_lost", "Sandboxes that ended within a conversation", registry=self.registry
         )
@@ -121,6 +138,10 @@ class Metrics:
             self._started.inc()
         if event.type == "sandbox.missing":
             self._failed_starts.inc()
+        if event.type == "sandbox.noticed":
+            self._noticed.labels("reader" if event.details.get("reader") else event.details.get("outcome", "")).inc()
+        if event.type == "sandbox.not-restored":
+            self._noticed.labels("failed" if event.details.get("failures") else "refused").inc()
         if event.type == "sandbox.ended":
             self._ended.inc()
         if event.type == "retention.forgot":
@@ -148,6 +169,12 @@ class Metrics:
             self._seen[event.memory] = at
         if kind == "export" and outcome == "committed":
             self._made[event.memory] = at
+
+    def count_listing(self) -> None:
+        self._listings.inc()
+
+    def count_hook(self, outcome: str) -> None:
+        self._hooks.labels(outcome).inc()
 
     def count_refusal(self, status: int) -> None:
         self._refused.labels(str(status)).inc()

@@ -58,6 +58,10 @@ class Sandboxes:
         finally:
             await sandbox.close()
 
+    def check(self, ref: str) -> None:
+        """Raise a ``SidecarError`` for what cannot be a sandbox, or may not be one here."""
+        self._open_one(ref)
+
     def name_of(self, ref: str) -> str:
         """Return a reference as the sandbox itself writes it; unchanged if there is no such sandbox any more."""
         try:

@@ -38,8 +38,9 @@ from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation
 from sidecar.service.readiness import StartChecks
-from sidecar.service.settings import Service, Start, Webhook
+from sidecar.service.settings import Service, Start, Watch, Webhook
 from sidecar.service.starts import Starts
+from sidecar.service.watch.watch import Watcher
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
@@ -61,6 +62,8 @@ class ServiceConfig:
     """The folder with backups to adopt."""
     start: Sequence[Start] = ()
     """The memories that are to have a living sandbox."""
+    watch: Sequence[Watch] = ()
+    """Where sandboxes are noticed that name their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ async def serve(
     starts = Starts(sidecar, keeper)
     starts.look_regularly(jobs)
     WantedJob(starts, keeper, sidecar, jobs, config.start).start()
+    Watcher(starts, keeper, sidecar, jobs, config.watch).start()
     jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from sidecar.errors import BadConfig, BadMemoryId
+from sidecar.errors import BadConfig, BadMemoryId, UsageError
 from sidecar.host.loopback import is_loopback
 from sidecar.host.sections import check_cron, check_least
 from sidecar.host.text import suggest
 from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
 from sidecar.policy.local_folders import LocalPolicy
+from sidecar.service.access.grants import check_patterns
 from sidecar.service.door.authorities import ANY, Authority
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ LEAST = {
     "body_timeout": 1,
 }
 AUTO, OFF = "auto", "off"
+WATCHED = ("e2b", "daytona")
+"""Providers whose listings have metadata."""
+READER, WRITER = "reader", "writer"
+SHORTEST_SECRET = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +158,78 @@ def check_start(table: Start, at: tuple[str | int, ...]) -> Start:
         given = getattr(table, key)
         if given is not None and not least <= given < float("inf"):
             raise BadConfig(f"[[start]] {key} must be at least {least}.", at=(*at, key))
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Sandboxes at a provider that say in their metadata which memory they are to have."""
+
+    provider: str
+    """"e2b" or "daytona"."""
+    memories: list[str]
+    """Which memories a sandbox may name: ids and patterns such as "acme/*" (all below acme/). Others are refused."""
+    memory_from: str = "metadata.memory"
+    """Where a sandbox names its memory: "metadata.KEY" or, for Daytona, "labels.KEY"."""
+    second: str = "reader"
+    """A second living sandbox that names the same memory: "reader" restores it read-only, "writer" as the first."""
+    must_exist: bool = False
+    """A memory that is not there is an error, not a first start."""
+    layouts: list[str] = field(default_factory=list)
+    """Which layouts to export. Default: whatever is there."""
+    projects: list[str] | None = None
+    """Project folders in the sandbox. Default: where they were."""
+    checkpoint_every: float = 30.0
+    """Seconds between exports."""
+    user: str = ""
+    """Work in it as this user."""
+    list_every: float = 2.0
+    """Seconds between two listings of the provider's newest sandboxes; never more than one request a second, whatever there is
+    to list. 0: none, webhooks alone."""
+    secret_env: str = ""
+    """The environment variable with the secret of the provider's webhooks. Empty: `/v1/hooks/…` refuses them all."""
+
+    @property
+    def key(self) -> str:
+        """The key in a sandbox's metadata."""
+        return self.memory_from.partition(".")[2]
+
+
+def check_watch(table: Watch, at: tuple[str | int, ...]) -> Watch:
+    """Return a table. Raise ``BadConfig`` if nothing could be found by it."""
+    if table.provider not in WATCHED:
+        hint = 'Write provider = "e2b" or "daytona". Sandboxes on this machine have no metadata.'
+        raise BadConfig(f"[[watch]] provider = {table.provider!r} lists no sandboxes.", hint=hint, at=(*at, "provider"))
+    place = table.memory_from.partition(".")[0]
+    if place not in ("metadata", "labels") or not table.key:
+        hint = 'Write memory_from = "metadata.memory", or "labels.memory".'
+        raise BadConfig(
+            f"[[watch]] memory_from = {table.memory_from!r} is no place in a sandbox's metadata.",
+            hint=hint,
+            at=(*at, "memory_from"),
+        )
+    try:
+        check_patterns(table.memories)
+    except UsageError as problem:
+        hint = 'Write memories = ["acme/*"], or ["*"] for every memory.'
+        raise BadConfig(f"[[watch]] memories: {problem.message}", hint=hint, at=(*at, "memories")) from None
+    if table.second not in (READER, WRITER):
+        message = f'[[watch]] second must be "{READER}" or "{WRITER}", not {table.second!r}.'
+        raise BadConfig(message, at=(*at, "second"))
+    if not 1 <= table.checkpoint_every < float("inf"):
+        raise BadConfig("[[watch]] checkpoint_every must be at least 1.", at=(*at, "checkpoint_every"))
+    if table.list_every != 0 and not 1 <= table.list_every < float("inf"):
+        hint = "0 lists nothing: then sandboxes are only found by webhooks."
+        raise BadConfig("[[watch]] list_every must be at least 1, or 0.", hint=hint, at=(*at, "list_every"))
+    if table.list_every == 0 and not table.secret_env:
+        hint = "Set secret_env, to be called by webhooks, or let list_every be 2."
+        raise BadConfig("[[watch]] finds nothing: no listing and no webhooks.", hint=hint, at=(*at, "list_every"))
+    if table.secret_env and len(os.environ.get(table.secret_env, "")) < SHORTEST_SECRET:
+        wrong = "is too short" if os.environ.get(table.secret_env) else "is not set"
+        hint = (
+            f"It holds the secret that the provider's webhooks are checked by, of {SHORTEST_SECRET} characters or more."
+        )
+        raise BadConfig(f"[[watch]] secret_env: {table.secret_env} {wrong}.", hint=hint, at=(*at, "secret_env"))
     return table
 
 

@@ -103,6 +103,7 @@ def cleaned(server: Emulator) -> None:
     """Have an emulator forget what an earlier test did to it."""
     server.faults.clear()
     server.latency = 0.0
+    server.stop_webhooks()
     for sandbox in server.sandboxes():
         sandbox.kill()
     server.clear()

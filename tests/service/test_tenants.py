@@ -101,6 +101,7 @@ class Routes:
             for template, operations in document["paths"].items()
             for method, operation in operations.items()
             if template not in ("/v1/events", *OPEN_TO_ALL)  # a stream does not end
+            and not template.startswith("/v1/hooks/")  # checks by itself who calls: test_hooks.py
         ]
 
     def body(self, operation: dict[str, Any], **values: Any) -> tuple[Any, dict[str, str]]:
@@ -129,7 +130,11 @@ def _tarball() -> bytes:
 
 
 def fill(template: str, **values: str) -> str:
-    return re.sub(r"\{(\w+)\}", lambda found: {"path": "project/MEMORY.md", **values}[found[1]], template)
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda found: {"path": "project/MEMORY.md", "ref": "local:%2Fnowhere", **values}[found[1]],
+        template,
+    )
 
 
 async def routes_of(house: House) -> Routes:
@@ -191,6 +196,9 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
     operation_id, theirs = foreign_operation(house), f"local:{house.folder / 'globex-home'}"
     before = {memory: (await house.call("GET", path(memory, "snapshots"))).body for memory in FOREIGN}
     worked: set[str] = set()
+    ref = f"local:{house.folder / 'acme-home'}".replace("/", "%2F")
+    refused = await house.call("GET", f"/v1/sandboxes/{theirs.replace('/', '%2F')}", token)
+    assert refused.status == 403, "the sandbox of another tenant"
     for number, (method, template, operation) in enumerate(routes.all):
         memory = OWN
         if (method, template) == ("DELETE", "/v1/memories/{memory}"):
@@ -205,7 +213,7 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
         for values, query in asked:
             body, headers = routes.body(operation, **{"memory": f"acme/new-{number}", "snapshot": "latest", **values})
             for named in ("latest", snapshot) if "{snapshot}" in template else ("latest",):
-                place = fill(template, memory=memory.replace("/", "%2F"), snapshot=named, id=operation_id)
+                place = fill(template, memory=memory.replace("/", "%2F"), snapshot=named, id=operation_id, ref=ref)
                 reply = await house.call(method, place, token, body, query=query, headers=headers)
                 assert reply.status < 500, (method, place, reply.body)
                 unmarked(reply, f"{place} {body} {query}")
@@ -289,8 +297,9 @@ async def test_a_role_may_do_what_it_says_and_no_more(house: House) -> None:
     looking = {"GET …/attachment", "GET /v1/attachments", "GET /v1/operations/{id}"}
     saving = {"POST …/exports", "POST …/restores", "POST …/archives", "PUT …/attachment", "DELETE …/attachment"}
     assert allowed["read-only"] == reading | looking
-    assert allowed["export-restore"] == saving | looking
-    assert allowed["append-only"] == reading | looking | saving | {"POST …/forks"}
+    asking = {"GET /v1/sandboxes/{ref}"}
+    assert allowed["export-restore"] == saving | looking | asking
+    assert allowed["append-only"] == reading | looking | saving | asking | {"POST …/forks"}
 
 
 async def test_every_route_is_declared_and_one_that_is_not_is_refused(house: House) -> None:

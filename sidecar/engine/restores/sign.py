@@ -1,4 +1,4 @@
-"""Say in a sandbox that there is no memory to wait for yet: the ``ready.json`` of a first start.
+"""The sign in a sandbox that its memory is in place, ``ready.json``: written for a first start, and read.
 
 After a restore with something to put in place, the program or the script in the sandbox writes it (``program/ready.py``).
 """
@@ -9,8 +9,12 @@ import json
 import shlex
 import time
 
+import msgspec
+
 from sidecar.engine.restores.run import RestoreRun
 from sidecar.errors import SandboxUnwritable
+from sidecar.host.values import dataclass
+from sidecar.ports import Sandbox
 from sidecar.program.ready import NAME
 
 COMMAND = """cache="${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar"
@@ -18,8 +22,36 @@ umask 077
 [ ! -L "$cache" ] && mkdir -p "$cache" && printf '%s\\n' {value} > "$cache/{name}.new" || exit 1
 mv -f "$cache/{name}.new" "$cache/{name}"
 """
+READ = """cat "${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/{name}" 2>/dev/null
+:
+"""
 SECONDS = 30.0
 MOST_OUTPUT = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a sandbox says of its last restore. Its agent can have written anything there."""
+
+    memory: str
+    sandbox: str
+    """The sandbox that it was written for; a copy of a sandbox has the sign of the one it was made from."""
+    outcome: str = ""
+    snapshot: str | None = None
+    read_only: bool = False
+
+
+async def read_sign(sandbox: Sandbox) -> Sign | None:
+    """Return the sign in a sandbox, with one command; ``None`` if there is none for this sandbox. Raise a
+    ``SidecarError``."""
+    done = await sandbox.run(READ.format(name=NAME), timeout=SECONDS, output_limit=MOST_OUTPUT)
+    for line in reversed(done.output.decode("utf-8", "replace").splitlines()):
+        try:
+            sign = msgspec.json.decode(line, type=Sign)
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            continue  # what a shell prints when it starts
+        return sign if sign.sandbox == sandbox.ref else None
+    return None
 
 
 async def announce_first_start(run: RestoreRun) -> None:

@@ -21,7 +21,7 @@ from sidecar.service.access.callers import Callers
 from sidecar.service.access.rates import Rates
 from sidecar.service.access.refusals import Refusals
 from sidecar.service.access.visibility import EventVeil
-from sidecar.service.api import attachments, memories, page, records, retention, sandboxes, search, system, verbs
+from sidecar.service.api import attachments, hooks, memories, page, records, retention, sandboxes, search, system, verbs
 from sidecar.service.api.access import check_access
 from sidecar.service.api.audit import AuditGate, announce_change, begin_record
 from sidecar.service.api.openapi import build_openapi, name_operation
@@ -67,6 +67,7 @@ def make_app(sidecar: Sidecar, keeper: Keeper, callers: Callers, hosts: Hosts) -
         Refusals(sidecar.events, sidecar.metrics.count_refusal),
         Rates(sidecar.settings.connections),
         open_paths=OPEN_TO_ALL,
+        hook_paths=hooks.PATHS,
     )
     return SafeHeaders(WholeSegments(RequestGuard(gate, hosts)))
 
@@ -91,6 +92,8 @@ def make_api() -> FastAPI:
     api.include_router(attachments.all_of_them)
     api.include_router(sandboxes.router)
     api.include_router(sandboxes.moves)
+    api.include_router(sandboxes.standings)
+    api.include_router(hooks.router)
     api.include_router(memories.router)
     api.include_router(records.router)
     api.include_router(retention.router)

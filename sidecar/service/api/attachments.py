@@ -11,10 +11,10 @@ from fastapi import APIRouter, Query, Request
 from sidecar.engine import RestoreRequest
 from sidecar.errors import RestoreIncomplete
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import Attached, Overview
+from sidecar.models.answers import Attached, NoticedSandbox, Overview
 from sidecar.models.requests import AttachBody
 from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
-from sidecar.service.access.grants import Verb
+from sidecar.service.access.grants import Caller, Verb
 from sidecar.service.access.visibility import veil_attachment, veil_export
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
@@ -73,6 +73,11 @@ async def get_attachment(request: Request, memory: MemoryId, which: Which = "") 
     return Attached(attachment=veil_attachment(get_caller(request), found))
 
 
+def _may_see(caller: Caller, one: NoticedSandbox) -> bool:
+    """Whether a caller may know of a sandbox that names a memory; one that names none it may have has no memory."""
+    return caller.covers(one.memory) if one.memory else not caller.restricted
+
+
 @all_of_them.get("/attachments", responses=document_problems(409, 503))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def list_attachments(request: Request) -> Overview:
@@ -85,6 +90,7 @@ async def list_attachments(request: Request) -> Overview:
         store=sidecar.engine.repository.store.url,
         service=keeper.lease.instance,
         missing=[one for one in sidecar.wanted.missing if caller.covers(one.memory)] if sidecar.wanted else [],
+        noticed=[one for one in sidecar.watcher.noticed if _may_see(caller, one)] if sidecar.watcher else [],
     )
 
 

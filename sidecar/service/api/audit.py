@@ -20,8 +20,8 @@ from sidecar.service.core import Sidecar
 
 REQUEST_ID = "X-Request-Id"
 READING = frozenset({"GET", "HEAD"})
-NOT_TOLD = frozenset({"/v1/events", "/v1/operations/{id}"})
-"""Routes that say what happens, and are no call on a memory."""
+NOT_TOLD = frozenset({"/v1/events", "/v1/operations/{id}", "/v1/sandboxes/{ref}", "/v1/hooks/{provider}"})
+"""Routes that say what happens, or are told what does, and are no call on a memory."""
 BY_OPERATION = ("/exports", "/restores", "/archives")
 """Routes that start an operation, which records itself: it goes on when the caller is gone."""
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")

@@ -25,6 +25,7 @@ from sidecar.models.answers import (
     Head,
     Health,
     Hit,
+    HookAnswer,
     Memories,
     Memory,
     Moved,
@@ -32,6 +33,7 @@ from sidecar.models.answers import (
     Pinned,
     Problem,
     RestoreOperation,
+    SandboxStanding,
     Size,
     Snapshot,
     SnapshotContents,
@@ -244,6 +246,8 @@ EXAMPLES: dict[str, Any] = {
             former_state="ended",
         ),
         Overview(attachments=[ATTACHMENT], store="s3://memories", service=INSTANCE),
+        HookAnswer(accepted=True),
+        SandboxStanding(sandbox=SANDBOX, in_place=True, memory="conductor", state="open", snapshot=NEW),
         Memories(
             store="s3://memories",
             memories=[

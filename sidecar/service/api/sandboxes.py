@@ -1,28 +1,37 @@
-"""Sandboxes that the service creates and ends, and moves between them, over HTTP.
+"""Sandboxes that the service creates and ends, moves between them, and whether the memory of one is in place, over HTTP.
 
-Only administrators may: what is created is paid for by whoever owns the account at the provider.
+Only administrators may create, end and move: what is created is paid for by whoever owns the account at the provider.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import AfterValidator
 
 from sidecar.engine import RestoreRequest
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import Attached, Moved
+from sidecar.models.answers import Attached, Moved, SandboxStanding
 from sidecar.models.requests import MoveBody, StartBody
 from sidecar.service.access.grants import Verb
-from sidecar.service.api.access import get_caller, needs
+from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.attachments import TROUBLE, Which, get_keeper
-from sidecar.service.api.paths import MemoryId
+from sidecar.service.api.paths import MemoryId, decode_segment
+from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
 from sidecar.service.moves import MoveRequest, Moves
 from sidecar.service.starts import StartRequest, Starts
+from sidecar.service.watch.standing import Standings
 
 router = APIRouter(prefix="/v1/memories/{memory}/sandboxes", tags=["sandboxes"])
 moves = APIRouter(prefix="/v1/memories/{memory}/moves", tags=["sandboxes"])
+standings = APIRouter(prefix="/v1/sandboxes", tags=["sandboxes"])
+SandboxRef = Annotated[
+    str,
+    Path(description="The sandbox; a '/' in it is written %2F.", max_length=1000, examples=["e2b:i3x9k2"]),
+    AfterValidator(decode_segment),
+]
 
 
 def _get_starts(request: Request) -> Starts:
@@ -85,3 +94,17 @@ async def move_memory(request: Request, memory: MemoryId, body: MoveBody, key: I
     )
     starts, sidecar = _get_starts(request), get_sidecar(request)
     return await Moves(starts, get_keeper(request), sidecar).move(wanted, key)
+
+
+@standings.get("/{ref}", responses=document_problems(400, 409, 422, 424, 503))
+@needs(Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
+async def get_sandbox(
+    request: Request,
+    ref: SandboxRef,
+    wait: Annotated[float, Query(ge=0, le=600, description="Answer after so many seconds at the latest.")] = 0,
+) -> SandboxStanding:
+    """Whether the memory of a sandbox is in place, whoever restored it. With `wait`, it is answered as soon as it is."""
+    sidecar, caller = get_sidecar(request), get_caller(request)
+    sidecar.admission.check_sandbox(caller, ref)
+    sidecar.sandboxes.check(ref)
+    return await Standings(sidecar, get_keeper(request), caller).wait(sidecar.sandboxes.name_of(ref), wait)

@@ -56,6 +56,8 @@ async def get_readiness(request: Request) -> Any:
     if sidecar.wanted is not None and (missing := len(sidecar.wanted.missing)):
         # It is said, but the service is ready: whoever calls it is not served better by another one.
         checks["sandboxes"] = f"{missing} that should be there {'is' if missing == 1 else 'are'} missing"
+    if sidecar.watcher is not None and sidecar.watcher.problem:
+        checks["watch"] = f"sandboxes cannot be listed: {sidecar.watcher.problem}"
     health = Health(status="ok" if ready else "not ready", version=__version__, checks=checks)
     return JSONResponse(asdict(health), 200 if ready else 503)
 

@@ -112,6 +112,10 @@ class Keeper:
         known = [*self._attachments.seen, *self.attachments]
         return {one.memory for one in known if one.sandbox == sandbox and one.state in (OPEN, IDLE)}
 
+    def checkpoint_soon(self, place: AttachmentKey) -> None:
+        """Export a sandbox of this service within a second: it is not known since when it was not."""
+        self._schedule.export_soon(place)
+
     async def set_note(self, place: AttachmentKey, note: str) -> None:
         """Record something that there is to know about an attachment of this service."""
         await self._ledger.note(place, lambda one: replace(one, note=note))

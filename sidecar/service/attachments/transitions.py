@@ -42,10 +42,10 @@ def apply_opening(
         owner=owner,
     )
     if restored is not None and restored.outcome is RestoreOutcome.COMPLETE and restored.snapshot is not None:
-        # A sandbox that was left as it is may have changed since its snapshot was begun; one that was just restored has
-        # not.
+        # A sandbox that was left as it is may have changed since its snapshot was begun; one that was just restored, since
+        # the restore put the memory in place: its agent may have waited for that.
         begun = parse_snapshot_time(restored.snapshot).isoformat(timespec="milliseconds")
-        return replace(mine, saved=begun if restored.kept else format_now(), snapshot=restored.snapshot)
+        return replace(mine, saved=begun if restored.kept else _find_begin(restored), snapshot=restored.snapshot)
     if base is not None:
         return replace(mine, saved=base.saved, snapshot=base.snapshot, problem=base.problem, hint=base.hint)
     return mine
@@ -86,5 +86,10 @@ def _mark_saved(attachment: Attachment, receipt: ExportReceipt) -> Attachment:
     if not receipt.is_saved:
         return fine
     # Changes made while the export ran may not be in it, so the time when it began counts.
+    return replace(fine, saved=_find_begin(receipt), snapshot=receipt.snapshot or "")
+
+
+def _find_begin(receipt: ExportReceipt | RestoreReceipt) -> str:
+    """Return when an export or restore that has just ended began."""
     began = datetime.now(UTC) - timedelta(milliseconds=receipt.duration_ms)
-    return replace(fine, saved=began.isoformat(timespec="milliseconds"), snapshot=receipt.snapshot or "")
+    return began.isoformat(timespec="milliseconds")

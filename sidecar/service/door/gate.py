@@ -20,6 +20,8 @@ from sidecar.service.api.problems import build_answer, build_problem
 REFUSED = frozenset({401, 403})
 USED_UP = frozenset({429, 507})
 CLOSE = {"Connection": "close"}
+UNKNOWN = Caller(name="", memories=(), verbs=frozenset())
+"""Who calls a route that checks by itself who calls."""
 
 
 class AccessGate:
@@ -27,18 +29,30 @@ class AccessGate:
     calls too often; counts and slows down what is refused, here or by a route."""
 
     def __init__(
-        self, app: ASGIApp, callers: Callers, refusals: Refusals, rates: Rates, *, open_paths: Collection[str]
+        self,
+        app: ASGIApp,
+        callers: Callers,
+        refusals: Refusals,
+        rates: Rates,
+        *,
+        open_paths: Collection[str],
+        hook_paths: Collection[str] = (),
     ) -> None:
-        """``open_paths`` need no token."""
+        """``open_paths`` need no token. The routes at ``hook_paths`` check by themselves who calls; what they refuse is
+        counted and slowed down as here."""
         self._app = app
         self._callers = callers
         self._refusals = refusals
         self._rates = rates
         self._open_paths = open_paths
+        self._hook_paths = hook_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in self._hook_paths:
+            await self._app(scope, receive, self._slow_down(scope, UNKNOWN, send))
             return
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         try:

@@ -10,7 +10,19 @@ from collections.abc import Iterable
 
 from sidecar.errors import KeyNeeded, SnapshotDamaged
 from sidecar.host.work import gather_few
-from sidecar.ids import ATTACHMENTS, AUDIT, CONVERSATIONS, INSTANCES, STARTS, WANTED, MemoryKeys, is_snapshot_id
+from sidecar.ids import (
+    ATTACHMENTS,
+    AUDIT,
+    CONVERSATIONS,
+    INSTANCES,
+    LISTINGS,
+    NOTICED,
+    STARTS,
+    WANTED,
+    WRITERS,
+    MemoryKeys,
+    is_snapshot_id,
+)
 from sidecar.ports import Store
 from sidecar.store.encryption.encrypted_store import NOT_OURS, EncryptedStore, find_strangers
 from sidecar.store.encryption.names import ROOTS
@@ -40,7 +52,7 @@ async def check_memory(repository: Repository, memory: str) -> list[str]:
 async def check_store(repository: Repository) -> list[str]:
     """Return problems with what is beside the memories, and with folders that belong to no memory."""
     store = repository.store
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED, NOTICED, WRITERS, LISTINGS)
     below = [info.key for prefix in prefixes async for info in store.list(prefix)]
     _, nobodys = await list_memories(store)
     return [*nobodys, *await _check_store_id(store), *await _list_refused(store, below)]

@@ -27,10 +27,13 @@ from sidecar.ids import (
     AUDIT,
     CONVERSATIONS,
     INSTANCES,
+    LISTINGS,
+    NOTICED,
     ROOT,
     STARTS,
     STORE_ID,
     WANTED,
+    WRITERS,
     MemoryKeys,
     build_memory_key,
     make_pack_id,
@@ -248,7 +251,7 @@ async def _swap_manifest(store: Store, key: str, old: Manifest, new: Manifest, v
 async def _rekey_others(store: Store, problems: list[str]) -> int:
     """Rewrite the store's id and what services keep beside the memories. A service that died is taken for alive a
     little longer."""
-    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED)
+    prefixes = (ATTACHMENTS, CONVERSATIONS, INSTANCES, OUTBOX, AUDIT, STARTS, WANTED, NOTICED, WRITERS, LISTINGS)
     keys = [info.key for prefix in prefixes async for info in store.list(prefix)]
     return sum([await _rewrite(store, key, problems) for key in (STORE_ID, *keys)])
 

@@ -104,7 +104,7 @@ async function health() {
 async function look() {
   await health();
   const { store, memories } = await json("v1/memories");
-  const { attachments, missing } = await json("v1/attachments");
+  const { attachments, missing, noticed } = await json("v1/attachments");
   one("store").replaceChildren(breakable(store));
   fill("memories", memories.map((memory) => row(
     [link(memory.memory, () => { shown = memory.memory; refresh(); })],
@@ -117,6 +117,9 @@ async function look() {
     [attached.memory], [attached.sandbox], [attached.state, { open: attached.problem ? "bad" : "good", lost: "bad" }[attached.state]],
     [attached.saved ? ago(attached.saved) : "not yet", "whole"], [attached.conversation],
     attached.problem ? [lines(attached.problem, attached.hint, attached.note), "bad"] : [attached.note],
+  ))).concat(noticed.map((one) => row(
+    [one.memory], [one.sandbox], [one.state, { failed: "bad", refused: "bad" }[one.state]], ["", "whole"], [""],
+    [lines(one.problem, one.hint), one.state === "reader" ? "" : "bad"],
   ))));
   await snapshots();
 }
