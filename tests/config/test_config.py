@@ -166,3 +166,39 @@ def test_a_webhook_that_cannot_work_is_refused_at_start(tmp_path: Path, text: st
     file.write_text(text)
     with pytest.raises(BadConfig, match=wrong):
         load_config(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('provider = "e2b"', "memories"),
+        ('memories = ["a"]', "provider"),
+        ('provider = "local"\nmemories = ["a"]', "lists no sandboxes"),
+        ('provider = "e2b"\nmemories = []', "memories"),
+        ('provider = "e2b"\nmemories = ["acme/../x"]', "matches no memory"),
+        ('provider = "e2b"\nmemories = ["a"]\nmemory_from = "env.MEMORY"', "memory_from"),
+        ('provider = "e2b"\nmemories = ["a"]\nmemory_from = "metadata."', "memory_from"),
+        ('provider = "e2b"\nmemories = ["a"]\nsecond = "both"', "second"),
+        ('provider = "e2b"\nmemories = ["a"]\nlist_every = 0.1', "list_every"),
+        ('provider = "e2b"\nmemories = ["a"]\nlist_every = 0', "finds nothing"),
+        ('provider = "e2b"\nmemories = ["a"]\ncheckpoint_every = 0', "checkpoint_every"),
+        ('provider = "e2b"\nmemories = ["a"]\nsecret_env = "NOT_SET_ANYWHERE"', "NOT_SET_ANYWHERE is not set"),
+        ('provider = "e2b"\nmemories = ["a"]\nsecret_env = "SHORT"', "SHORT is too short"),
+        ('provider = "e2b"\nmemories = ["a"]\nmemory = "a"', "unknown key 'memory'"),
+    ],
+)
+def test_a_watch_that_cannot_work_is_refused_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, wrong: str
+) -> None:
+    monkeypatch.setenv("SHORT", "x" * 15)
+    file = tmp_path / "c.toml"
+    file.write_text(f"[[watch]]\n{text}\n")
+    with pytest.raises(BadConfig, match=wrong):
+        load_config(str(file))
+
+
+def test_a_watch_has_defaults_that_work(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[[watch]]\nprovider = "daytona"\nmemories = ["acme/*"]\nmemory_from = "labels.agent.memory"\n')
+    (table,) = load_config(str(file)).watch
+    assert (table.key, table.checkpoint_every, table.second) == ("agent.memory", 30.0, "reader")

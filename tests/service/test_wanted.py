@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from emulators import Fault
-from emulators.calls import Step
 from sidecar.ids import STARTS, WANTED
 from tests.parts.homes import empty_home, run_cli, write
+from tests.parts.killing import Killer
 from tests.parts.providers import Emulated, Provider
 from tests.parts.services import TOKEN, Service, path, serving, until
 
@@ -178,36 +177,9 @@ def test_of_several_services_one_creates(world: Callable[[str], World]) -> None:
 # The service is killed at every step
 
 
-class Killer:
-    """Kills a service at its n-th request to its provider since it was armed: as one that is still carried out, or as one that
-    never got there."""
-
-    def __init__(self, world: World, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._service, self._faults = service, world.provider.server.faults
-        self._take = self._faults.take
-        self.seen: list[Step] = []
-        self._at, self._arrives = -1, True
-        monkeypatch.setattr(self._faults, "take", self.take)
-
-    def arm(self, at: int, *, arrives: bool) -> None:
-        self.seen, self._at, self._arrives = [], at, arrives
-
-    @property
-    def fired(self) -> bool:
-        return self._at < 0
-
-    def take(self, step: Step) -> Fault | None:
-        self.seen.append(step)
-        if len(self.seen) - 1 != self._at:
-            return self._take(step)
-        self._service.kill()
-        self._at = -1
-        return None if self._arrives else Fault(step, "refuse")
-
-
 def kill_at_requests(world: World, numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.served(lease=1.0) as service:
-        killer = Killer(world, service, monkeypatch)
+        killer = Killer(world.provider.server, service, monkeypatch)
         sandbox = world.await_sandbox(service)
         for number in numbers:
             for arrives in (True, False):

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from emulators import Fault
 from tests.parts.homes import run_cli, write
+from tests.parts.killing import Killer
 from tests.parts.providers import Provider
 from tests.parts.services import TOKEN, Service, path, until
 from tests.parts.watching import REMOTE, SECRET_ENV, SIGN, Watched
@@ -268,3 +271,125 @@ def test_a_service_that_is_killed_at_any_moment_goes_on_where_it_was(
 @pytest.mark.parametrize("seed", range(2))
 def test_a_service_is_killed_again_and_again(watched: Callable[[str], Watched], name: str, seed: int) -> None:
     kill_again_and_again(watched(name), 20, seed)
+
+
+def kill_at_requests(here: Watched, numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service is killed at its n-th request after a sandbox was created, for each n until it has its memory by then."""
+    here.remember("conductor", "lesson")
+    text = "lesson"
+    with here.served("a", lease=1.0, checkpoint_every=3600) as service:
+        killer = Killer(here.provider.server, service, monkeypatch)
+        for number in numbers:
+            for arrives in (True, False):
+                here.settle(service, 1)
+                killer.arm(number, arrives=arrives)
+                named = {"memory": "conductor"}
+                made = here.provider.create(**{"metadata" if here.provider.name == "e2b" else "labels": named})
+                sandbox = made.emulated
+                until(lambda: killer.fired or here.find(service, sandbox).get("state") == "open")  # noqa: B023
+                done = not killer.fired
+                killer.arm(-1, arrives=True)
+                if not done:
+                    if (sandbox.home / SIGN).exists():
+                        text += ", and what was written while nobody looked"
+                        write(sandbox.home / "MEMORY.md", text.encode())
+                    service.start()
+                here.await_attached(service, sandbox)
+                assert (sandbox.home / "MEMORY.md").read_text() == text
+                text = f"lesson {number} {arrives}"
+                write(sandbox.home / "MEMORY.md", text.encode())
+                assert service.export("conductor", here.ref(sandbox)).json()["outcome"] == "committed"
+                sandbox.kill()
+                if done:
+                    return  # no more requests than these are needed
+    restored = here.restores("a")
+    assert len(restored) == len(set(restored))
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_at_a_request_goes_on_where_it_was(
+    watched: Callable[[str], Watched], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_requests(watched(name), range(4, 5), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_at_any_request_goes_on_where_it_was(
+    watched: Callable[[str], Watched], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_requests(watched(name), range(30), monkeypatch)
+
+
+# What goes wrong
+
+
+def test_a_restore_that_fails_is_said_and_tried_again(watched: Callable[[str], Watched]) -> None:
+    here = watched("e2b")
+    here.remember()
+    with here.served(must_exist=True) as service:
+        sandbox = here.create(memory="acme/later")
+        until(lambda: here.overview(service)["noticed"])
+        (row,) = here.overview(service)["noticed"]
+        assert (row["memory"], row["state"]) == ("acme/later", "restoring") and "memory-not-found" in row["problem"]
+        here.remember("acme/later", "came later")
+        here.await_attached(service, sandbox)
+        assert (sandbox.home / "MEMORY.md").read_text() == "came later"
+        until(lambda: not here.overview(service)["noticed"])
+        never = here.create(memory="acme/never")
+        until(lambda: [one["state"] for one in here.overview(service)["noticed"]] == ["failed"])
+        assert ask_state(service, here.ref(never)) == (False, "failed")
+        failed = [line for line in service.lines() if line["event"] == "a sandbox that names its memory has none"]
+        assert [line["failures"] for line in failed if line["sandbox"] == here.ref(never)] == [1, 2, 3]
+        assert 'memory_sidecar_sandboxes_noticed_total{outcome="failed"}' in service.http.get("/metrics").text
+        service.kill()
+        service.start()
+        here.settle(service)
+        assert len([one for one in service.lines() if one.get("failures") == 1]) == 2, "what failed for good is left"
+
+
+def ask_state(service: Service, ref: str) -> tuple[bool, str]:
+    answer = service.http.get(f"/v1/sandboxes/{ref}").json()
+    return answer["in_place"], answer["state"]
+
+
+def test_a_provider_that_has_trouble_is_asked_again(watched: Callable[[str], Watched]) -> None:
+    here = watched("e2b")
+    here.remember()
+    faults = here.provider.server.faults
+    with here.served() as service:
+        for trouble in (
+            Fault("list", "status", times=2),
+            Fault("info", "status", times=3),
+            Fault("command", "refuse"),
+            Fault("command", "cut", skip=1),
+            Fault("upload", "refuse"),
+        ):
+            faults.add(trouble)
+            sandbox = here.create(memory="conductor")
+            here.await_attached(service, sandbox)
+            assert (sandbox.home / "MEMORY.md").read_text() == "lesson 0"
+            faults.clear()
+            sandbox.kill()
+        assert "checks" in service.http.get("/readyz").text and "Traceback" not in service.log.read_text()
+
+
+def test_what_was_noticed_is_as_documented(watched: Callable[[str], Watched]) -> None:
+    here = watched("e2b")
+    with here.served() as service:
+        document = service.http.get("/openapi.json").json()
+        schema = {**document["components"]["schemas"]["Event"], "components": document["components"]}
+        sandbox, _ = here.create(memory="conductor"), here.create(memory="nobody's")
+        here.await_attached(service, sandbox)
+        found: dict[str, Any] = {}
+        with service.http.stream("GET", "/v1/events", headers={"Last-Event-ID": "0"}) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    jsonschema.validate(event, schema)
+                    found[event["type"]] = event
+                if {"sandbox.noticed", "sandbox.not-restored"} <= found.keys():
+                    break
+        told = found["sandbox.noticed"]["details"]
+        assert (told["via"], told["outcome"], told["reader"]) == ("listing", "empty", False)
+        assert found["sandbox.not-restored"]["memory"] == ""
