@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,26 @@ def test_a_conductor_that_only_creates_sandboxes_has_a_memory_that_goes_on(
 @pytest.mark.parametrize("by", BY)
 def test_a_memory_goes_on_across_twenty_sandboxes(watched: Callable[[str], Watched], name: str, by: str) -> None:
     go_on(watched(name), 20, by)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_may_be_lost_counts_from_before_the_agent_could_write(
+    watched: Callable[[str], Watched], first: bool
+) -> None:
+    here = watched("e2b")
+    if not first:
+        here.remember()
+    with here.served(checkpoint_every=3600) as service:
+        sandbox = here.create(memory="conductor")
+        here.await_sign(sandbox)
+        wrote = time.time()  # at once, maybe before it is attached
+        write(sandbox.home / "MEMORY.md", b"never saved")
+        here.await_attached(service, sandbox)
+        sandbox.kill()
+        until(lambda: here.find(service, sandbox)["state"] == "lost")
+        (told,) = [line for line in service.lines() if line["event"] == "sandbox lost"]
+        noticed = datetime.fromisoformat(told["timestamp"]).timestamp()
+        assert told["unsaved_seconds"] >= noticed - wrote - 0.2
 
 
 # Which memory

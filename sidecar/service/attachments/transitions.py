@@ -52,7 +52,10 @@ def apply_opening(
 
 
 def _choose_time_after(restored: RestoreReceipt | None) -> str:
-    """Return the present time, or a time just after the restored snapshot if the clock is behind that of its maker."""
+    """Return the present time, or a time just after the restored snapshot if the clock is behind that of its maker. Where
+    there was nothing to restore, the time when that began: the agent may have waited for it, and have written since."""
+    if restored is not None and restored.outcome is RestoreOutcome.EMPTY:
+        return _find_begin(restored)
     moments = [datetime.now(UTC)]
     if restored is not None and restored.snapshot is not None:
         moments.append(parse_snapshot_time(restored.snapshot) + timedelta(milliseconds=1))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import structlog
 
+from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
 from sidecar.engine.restores.sign import Sign, read_sign
 from sidecar.errors import SandboxAsleep, SidecarError, SwapLost
@@ -227,6 +228,7 @@ class Arrivals:
         outcome = done.outcome.value if done is not None else "kept"
         log = self._log.warning if beside else self._log.info
         about = {"memory": notice.memory, "sandbox": notice.sandbox}
+        self._sidecar.trail.add(build_own_call("watch", **about), "reader" if notice.reader else outcome)
         log("a sandbox that names its memory has it", **about, outcome=outcome, via=via, beside=beside, seconds=seconds)
         self._sidecar.events.publish(
             "sandbox.noticed",
