@@ -28,30 +28,38 @@ PORT = 8079
 SIGN = ".cache/memory-sidecar/ready.json"
 PATIENCE_SECONDS = 300.0
 CONFIG = """
+[service]
+concurrency = {turns}
 [[watch]]
 provider = "e2b"
 memories = ["acme/*"]
 checkpoint_every = 3600
 {more}
 """
-WAYS = {"by listing": "", "by webhooks and listing": 'secret_env = "BENCHMARK_SECRET"'}
+HOOKS = 'secret_env = "BENCHMARK_SECRET"'
+WAYS = {
+    "by listing, 4 at a time": (4, ""),
+    "by listing, 16 at a time": (16, ""),
+    "by webhooks and listing, 16 at a time": (16, HOOKS),
+}
+"""How they are noticed, and how many restores run at once: 4 unless set otherwise."""
 
 
 def measure(folder: Path, count: int, over: float) -> Section:
     """``count`` sandboxes are created within ``over`` seconds, each with a memory of its own."""
     section = Section(f"{count} sandboxes that name their memory, created within {over:.0f} s")
-    for way, more in WAYS.items():
+    for way, (turns, more) in WAYS.items():
         (folder / way).mkdir(parents=True)
+        (folder / way / "config.toml").write_text(CONFIG.format(turns=turns, more=more))
         with E2BEmulator() as server:
             server.latency = LATENCY
-            _measure_way(section, folder / way, way, more, server, count, over)
+            if more:
+                server.send_webhooks(f"http://127.0.0.1:{PORT}/v1/hooks/e2b", SECRET)
+            _measure_way(section, folder / way, way, server, count, over)
     return section
 
 
-def _measure_way(
-    section: Section, folder: Path, way: str, more: str, server: E2BEmulator, count: int, over: float
-) -> None:
-    (folder / "config.toml").write_text(CONFIG.format(more=more))
+def _measure_way(section: Section, folder: Path, way: str, server: E2BEmulator, count: int, over: float) -> None:
     environment = {
         **os.environ,
         **server.environment(),
@@ -71,8 +79,6 @@ def _measure_way(
         assert service.stdout is not None
         service.stdout.readline()
         _make_memories(folder, count)
-        if more:
-            server.send_webhooks(f"http://127.0.0.1:{PORT}/v1/hooks/e2b", SECRET)
         server.clear()
         began, used, inside = time.monotonic(), _read_cpu(service.pid), _read_children_cpu()
         waited = _create(server, count, over)

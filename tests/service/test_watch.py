@@ -7,17 +7,19 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
 from emulators import Fault
 from tests.parts.homes import run_cli, write
 from tests.parts.killing import Killer
-from tests.parts.providers import Provider
+from tests.parts.providers import Emulated, Provider
 from tests.parts.services import TOKEN, Service, path, until
 from tests.parts.watching import REMOTE, SECRET_ENV, SIGN, Watched
 
@@ -294,6 +296,18 @@ def test_a_service_is_killed_again_and_again(watched: Callable[[str], Watched], 
     kill_again_and_again(watched(name), 20, seed)
 
 
+def await_attached_or_killed(here: Watched, service: Service, sandbox: Emulated, killer: Killer) -> bool:
+    """Wait until a sandbox is looked after or the service was killed. Return whether it was not."""
+
+    def is_attached() -> bool:
+        with suppress(httpx.TransportError):  # killed just now
+            return here.find(service, sandbox).get("state") == "open"
+        return False
+
+    until(lambda: killer.fired or is_attached())
+    return not killer.fired
+
+
 def kill_at_requests(here: Watched, numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service is killed at its n-th request after a sandbox was created, for each n until it has its memory by then."""
     here.remember("conductor", "lesson")
@@ -307,8 +321,7 @@ def kill_at_requests(here: Watched, numbers: range, monkeypatch: pytest.MonkeyPa
                 named = {"memory": "conductor"}
                 made = here.provider.create(**{"metadata" if here.provider.name == "e2b" else "labels": named})
                 sandbox = made.emulated
-                until(lambda: killer.fired or here.find(service, sandbox).get("state") == "open")  # noqa: B023
-                done = not killer.fired
+                done = await_attached_or_killed(here, service, sandbox, killer)
                 killer.arm(-1, arrives=True)
                 if not done:
                     if (sandbox.home / SIGN).exists():

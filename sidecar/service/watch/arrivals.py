@@ -94,51 +94,44 @@ class Arrivals:
             return Verdict(seconds=BUSY)
 
     async def _take_in(self, named: Named, held: Held[Notice] | None, via: str) -> Verdict:
-        ref = named.sandbox.ref
+        ref, before = named.sandbox.ref, held.record if held is not None else None
+        if before is not None and before.memory != named.memory:
+            named = replace(named, memory=before.memory)  # its labels were changed half way
+        begun = before is not None and before.begun
+        notice = replace(
+            before or Notice(sandbox=ref, memory=named.memory, state=RESTORING, noticed=time.time()),
+            instance=self._keeper.lease.instance,
+        )
         try:
             sign = await self._read_sign(ref, named.table.user)
-            if held is None and sign is not None:
-                notice = Notice(sandbox=ref, memory=sign.memory, state=CALLERS, noticed=time.time())
-                return Verdict(over=True, notice=(await self.notices.write(notice, None)).record)
-            if held is not None and held.record.memory != named.memory:
-                named = replace(named, memory=held.record.memory)  # its labels were changed half way
-            beside = await self._find_beside(named, held, sign)
-        except GONE as problem:
-            await self.forget(ref, problem)
-            return NOTHING_MORE
-        except SandboxAsleep:
-            return WHEN_LISTED
-        begun = Notice(
-            sandbox=ref,
-            memory=named.memory,
-            state=RESTORING,
-            instance=self._keeper.lease.instance,
-            reader=bool(beside),
-            noticed=held.record.noticed if held else time.time(),
-            failures=held.record.failures if held else 0,
-            problem=held.record.problem if held else "",
-        )
-        ours = await self.notices.write(begun, held)
-        try:
-            done = await self._put_in_place(named, ours.record, sign)
+            if sign is not None and not begun:
+                callers = replace(notice, memory=sign.memory, state=CALLERS, instance="", problem="", hint="")
+                return Verdict(over=True, notice=(await self.notices.write(callers, held)).record)
+            beside = await self._find_beside(named, restored=sign is not None and not notice.reader)
+            notice = replace(notice, begun=True, reader=bool(beside))
+            held = await self.notices.write(notice, held)
+            done = await self._put_in_place(named, notice, sign)
         except GONE as problem:
             await self.forget(ref, problem)
             return NOTHING_MORE
         except (SandboxAsleep, Stopping, TooBusy) as problem:
-            await self.notices.write(replace(ours.record, instance=""), ours)
+            await self.notices.write(replace(notice, instance=""), held)
             return WHEN_LISTED if isinstance(problem, SandboxAsleep) else Verdict(seconds=BUSY)
+        except SwapLost:
+            raise
         except SidecarError as problem:
-            return await self._note_failure(named, ours, problem, via)
+            return await self._note_failure(notice, held, problem, via)
         notice = replace(
-            ours.record,
+            notice,
             state=READING if beside else ATTACHED,
             instance="",
             snapshot=(done.snapshot or "") if done else (sign.snapshot or "") if sign else "",
             problem=f"{beside} has {named.memory} already: what is written here stays beside the head."
             if beside
             else "",
+            hint="",
         )
-        await self.notices.write(notice, ours)
+        await self.notices.write(notice, held)
         self._tell(named, notice, done, via, beside)
         return Verdict(over=True, notice=notice)
 
@@ -153,13 +146,14 @@ class Arrivals:
             await box.connect()
             return await read_sign(box)
 
-    async def _find_beside(self, named: Named, held: Held[Notice] | None, sign: Sign | None) -> str:
+    async def _find_beside(self, named: Named, *, restored: bool) -> str:
         """Return the living sandbox that has the memory, if this one is to be a reader; empty if it may change the
-        memory, which is then claimed for it. Raise ``SwapLost``, or a ``SidecarError`` if it cannot be said now."""
+        memory, which is then claimed for it. Raise ``SwapLost``, or a ``SidecarError`` if it cannot be said now.
+
+        ``restored``: a service that died since restored into it, as the one that may. Whoever came since is a reader.
+        """
         ref, memory = named.sandbox.ref, named.memory
-        if held is not None and sign is not None and not held.record.reader:
-            return ""  # restored before a service died; whoever came since is a reader
-        if named.table.second != READER:
+        if restored or named.table.second != READER:
             return ""
         holder, version = await self.writers.read(memory)
         rows = [one for one in await self._keeper.find_all() if one.memory == memory and one.looked_after]
@@ -200,13 +194,15 @@ class Arrivals:
             return await self._starts.restore(request, ref)
         return (await self._starts.restore_and_attach(request, ref)).restored
 
-    async def _note_failure(self, named: Named, ours: Held[Notice], problem: SidecarError, via: str) -> Verdict:
+    async def _note_failure(
+        self, before: Notice, held: Held[Notice] | None, problem: SidecarError, via: str
+    ) -> Verdict:
         """Note and say that a sandbox has no memory yet, and when it is tried again."""
-        failures = ours.record.failures + 1
+        failures = before.failures + 1
         pause = min(FIRST_PAUSE * 2 ** min(failures - 1, 30), LONGEST_PAUSE)
         over = not problem.retryable and failures >= MOST_ATTEMPTS
         notice = replace(
-            ours.record,
+            before,
             state=FAILED if over else RESTORING,
             instance="",
             failures=failures,
@@ -214,12 +210,12 @@ class Arrivals:
             problem=f"{problem.code}: {problem.message}",
             hint=problem.hint,
         )
-        await self.notices.write(notice, ours)
+        await self.notices.write(notice, held)
         if over:
             await self.writers.release(notice.memory, notice.sandbox)
         about, told = {"memory": notice.memory, "sandbox": notice.sandbox}, problem.as_dict()
         self._log.error("a sandbox that names its memory has none", **about, via=via, failures=failures, **told)
-        again = failures > 1 and ours.record.problem == notice.problem
+        again = before.problem == notice.problem
         self._sidecar.events.publish("sandbox.not-restored", again, **about, via=via, failures=failures, error=told)
         return Verdict(over=over, seconds=None if over else pause, notice=notice)
 

@@ -35,6 +35,8 @@ class Notice:
     state: str
     instance: str = ""
     """The service that restores into it; empty: none."""
+    begun: bool = False
+    """A restore was begun, so what the sandbox says of its last one may be of that."""
     reader: bool = False
     """It is restored read-only: another living sandbox has the memory."""
     noticed: float = 0.0

@@ -28,7 +28,7 @@ from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Locks
 from sidecar.service.settings import Watch
 from sidecar.service.starts import Starts
-from sidecar.service.watch.arrivals import BUSY, OVER, SOON, Arrivals, Verdict
+from sidecar.service.watch.arrivals import BUSY, OVER, SOON, WHEN_LISTED, Arrivals, Verdict
 from sidecar.service.watch.listing import Listing
 from sidecar.service.watch.notifications import Notifications
 from sidecar.service.watch.records import FAILED, READING, ListingClaim, Notice
@@ -42,6 +42,8 @@ LONGEST_PAUSE = 60.0
 MOST_WAITING = 10_000
 """How many sandboxes may wait to be looked at. What webhooks tell beyond that is left to the listing."""
 MOST_SETTLED = 100_000
+MOST_TRIES = 10
+"""How often it is asked about one sandbox in vain, until it is listed or its provider tells of it again."""
 MOST_SHOWN = 200
 LISTING, WEBHOOK = "listing", "webhook"
 REFUSED = "refused"
@@ -75,6 +77,8 @@ class Watcher:
         """Sandboxes that are to be looked at; ``None``: the provider is asked first what they name."""
         self._busy: set[str] = set()
         """Sandboxes that are being looked at."""
+        self._tries: dict[str, int] = {}
+        """How often it was tried in vain to see about a sandbox."""
         self._shown: dict[str, NoticedSandbox] = {}
         self._listed = 0.0
         self._turns = Locks()
@@ -220,9 +224,9 @@ class Watcher:
             try:
                 named = named or await self._ask(ref)
                 verdict = await self._arrivals.take_in(named, via) if named is not None else None
+                self._tries.pop(ref, None)
             except SidecarError as problem:
-                self._log.warning("cannot see what a sandbox is to have", sandbox=ref, **problem.as_dict())
-                verdict = Verdict(seconds=BUSY if problem.retryable else None)
+                verdict = self._put_off(ref, problem)
             finally:
                 self._busy.discard(ref)
             if verdict is None:
@@ -230,6 +234,16 @@ class Watcher:
             self._note(ref, named, verdict)
             if verdict.seconds is not None and ref not in self._waiting:
                 self._plan(ref, named, verdict.seconds)
+
+    def _put_off(self, ref: str, problem: SidecarError) -> Verdict:
+        """After the provider or the store did not say about a sandbox: plan when to ask again, more and more rarely."""
+        tries = self._tries[ref] = self._tries.get(ref, 0) + 1
+        if tries == 1:
+            self._log.warning("cannot see what a sandbox is to have", sandbox=ref, **problem.as_dict())
+        if tries > MOST_TRIES:
+            del self._tries[ref]
+            return WHEN_LISTED
+        return Verdict(seconds=min(BUSY * 2.0 ** (tries - 1), LONGEST_PAUSE))
 
     async def _ask(self, ref: str) -> Named | None:
         """Ask the provider about a sandbox. Return which memory it is to have; ``None`` if none now."""
