@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ import jsonschema
 import pytest
 
 from emulators import Fault
+from sidecar.ids import make_snapshot_id
+from sidecar.receipts import RestoreOutcome, RestoreReceipt
+from sidecar.service.attachments.attachment import CareOptions
+from sidecar.service.attachments.transitions import apply_opening
 from tests.parts.homes import run_cli, write
 from tests.parts.killing import Killer
 from tests.parts.providers import Emulated, Provider
@@ -83,24 +87,20 @@ def test_a_memory_goes_on_across_twenty_sandboxes(watched: Callable[[str], Watch
     go_on(watched(name), 20, by)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_what_may_be_lost_counts_from_before_the_agent_could_write(
-    watched: Callable[[str], Watched], first: bool
-) -> None:
-    here = watched("e2b")
-    if not first:
-        here.remember()
-    with here.served(checkpoint_every=3600) as service:
-        sandbox = here.create(memory="conductor")
-        here.await_sign(sandbox)
-        wrote = time.time()  # at once, maybe before it is attached
-        write(sandbox.home / "MEMORY.md", b"never saved")
-        here.await_attached(service, sandbox)
-        sandbox.kill()
-        until(lambda: here.find(service, sandbox)["state"] == "lost")
-        (told,) = [line for line in service.lines() if line["event"] == "sandbox lost"]
-        noticed = datetime.fromisoformat(told["timestamp"]).timestamp()
-        assert told["unsaved_seconds"] >= noticed - wrote - 0.2
+@pytest.mark.parametrize("outcome", [RestoreOutcome.COMPLETE, RestoreOutcome.EMPTY])
+def test_what_may_be_lost_counts_from_before_the_agent_could_write(outcome: RestoreOutcome) -> None:
+    """Its agent waits for the sign, and writes at once: before the service has the answer, and before it is attached."""
+    place, snapshot = ("conductor", "e2b:i1"), make_snapshot_id(datetime.now(UTC))
+    receipt = RestoreReceipt(
+        outcome=outcome,
+        memory=place[0],
+        snapshot=snapshot if outcome is RestoreOutcome.COMPLETE else None,
+        parent=None,
+        sandbox=place[1],
+        duration_ms=5000,
+    )
+    attachment = apply_opening(place, CareOptions(lasting=True), None, receipt, owner="one", every=30)
+    assert attachment.unsaved_seconds >= 5
 
 
 # Which memory

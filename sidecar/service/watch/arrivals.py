@@ -73,8 +73,8 @@ class Arrivals:
         self._log = structlog.get_logger("sidecar")
 
     async def take_in(self, named: Named, via: str) -> Verdict:
-        """Restore into a sandbox and look after it, unless that was done. Raise a ``SidecarError`` only where nothing was
-        noted yet."""
+        """Restore into a sandbox and look after it, unless that was done. What fails is noted, and tried again later. Raise
+        a ``SidecarError`` if the store does not answer."""
         ref, memory = named.sandbox.ref, named.memory
         held = await self.notices.read(ref)
         if held is None:
@@ -90,8 +90,6 @@ class Arrivals:
             return await self._take_in(named, held, via)
         except SwapLost:
             return Verdict(seconds=SOON)  # another service is at it
-        except (Stopping, TooBusy):
-            return Verdict(seconds=BUSY)
 
     async def _take_in(self, named: Named, held: Held[Notice] | None, via: str) -> Verdict:
         ref, before = named.sandbox.ref, held.record if held is not None else None
