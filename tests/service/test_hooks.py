@@ -19,7 +19,7 @@ from sidecar.service.watch.notifications import MOST_BYTES, BadHook, NotFromProv
 from tests.parts.homes import write
 from tests.parts.providers import Provider
 from tests.parts.services import Service, until
-from tests.parts.watching import REMOTE, SECRET, SECRET_ENV, SIGN, Watched
+from tests.parts.watching import SECRET, SECRET_ENV, SIGN, Watched
 
 ONLY_HOOKS: dict[str, Any] = {"list_every": 0, "secret_env": SECRET_ENV}
 
@@ -160,7 +160,7 @@ def test_without_a_watch_every_webhook_is_refused(watched: Callable[[str], Watch
         assert post(service, body, {"authorization": "Bearer x"}, "daytona").status_code == 401
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize("name", ["e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 def test_replayed_reordered_and_late_webhooks_change_nothing(watched: Callable[[str], Watched], name: str) -> None:
     here = watched(name)
     here.remember()

@@ -72,7 +72,13 @@ def await_head(service: Service, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "by"), [("e2b", "listing"), ("daytona", "listing"), ("e2b", "both"), ("daytona", "webhooks")]
+    ("name", "by"),
+    [
+        ("e2b", "listing"),
+        ("daytona", "webhooks"),
+        pytest.param("daytona", "listing", marks=pytest.mark.slow),
+        pytest.param("e2b", "both", marks=pytest.mark.slow),
+    ],
 )
 def test_a_conductor_that_only_creates_sandboxes_has_a_memory_that_goes_on(
     watched: Callable[[str], Watched], name: str, by: str
@@ -282,7 +288,7 @@ def kill_again_and_again(here: Watched, times: int, seed: int) -> None:
     assert len(restored) == len(set(restored)), "nothing is restored twice"
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize("name", ["daytona", pytest.param("e2b", marks=pytest.mark.slow)])
 def test_a_service_that_is_killed_at_any_moment_goes_on_where_it_was(
     watched: Callable[[str], Watched], name: str
 ) -> None:
@@ -342,7 +348,7 @@ def kill_at_requests(here: Watched, numbers: range, monkeypatch: pytest.MonkeyPa
     assert len(restored) == len(set(restored))
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize("name", ["e2b", pytest.param("daytona", marks=pytest.mark.slow)])
 def test_a_service_that_is_killed_at_a_request_goes_on_where_it_was(
     watched: Callable[[str], Watched], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +395,7 @@ def ask_state(service: Service, ref: str) -> tuple[bool, str]:
     return answer["in_place"], answer["state"]
 
 
+@pytest.mark.slow
 def test_a_provider_that_has_trouble_is_asked_again(watched: Callable[[str], Watched]) -> None:
     here = watched("e2b")
     here.remember()
