@@ -324,9 +324,7 @@ def kill_at_requests(here: Watched, numbers: range, monkeypatch: pytest.MonkeyPa
             for arrives in (True, False):
                 here.settle(service, 1)
                 killer.arm(number, arrives=arrives)
-                named = {"memory": "conductor"}
-                made = here.provider.create(**{"metadata" if here.provider.name == "e2b" else "labels": named})
-                sandbox = made.emulated
+                sandbox = here.make(memory="conductor")
                 done = await_attached_or_killed(here, service, sandbox, killer)
                 killer.arm(-1, arrives=True)
                 if not done:
