@@ -43,7 +43,7 @@ from sidecar.models.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.models.records import Blame, Comparison, HistoryEntry, Records
+from sidecar.models.records import Blame, Brief, Comparison, HistoryEntry, Records
 from sidecar.models.requests import (
     AcceptBody,
     AttachBody,
@@ -275,6 +275,13 @@ class Calls(Generic[C]):
         """Which conversation and sandbox taught each record of a snapshot, a page at a time."""
         query: dict[str, str | list[str]] = {"path": path, "snapshot": snapshot, "kind": list(kinds), "after": after}
         return Call(method="GET", path=build_path(memory, "blame"), query=query, read=read_whole(Blame))
+
+    @sent
+    def brief(self, memory: str, snapshot: str = "latest", *, tokens: int = 2000) -> Call[Brief]:
+        """What an agent should read first of a snapshot, within a budget of tokens: ``text`` is all of it as Markdown,
+        framed as reference, not as instructions."""
+        path = build_path(memory, "snapshots", snapshot, "brief")
+        return Call(method="GET", path=path, query={"tokens": str(tokens)}, read=read_whole(Brief))
 
     @sent
     def download(self, memory: str, snapshot: str, target: str | Path) -> Call[Path]:
