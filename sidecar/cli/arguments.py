@@ -163,6 +163,10 @@ def _add_verbs(command: Any) -> None:
     restore.add_argument(
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
     )
+    restore.add_argument(
+        "--brief", default="", metavar="PATH", help="put what to read first into this file of its home"
+    )
+    restore.add_argument("--tokens", type=int, default=2000, metavar="N", help="of that at most (default: 2000)")
     _add_attachment_commands(command)
 
 
@@ -314,7 +318,9 @@ def _add_record_commands(command: Any) -> None:
     brief = command("brief", "Show what an agent should read first of a snapshot, within a budget of tokens.")
     brief.add_argument("memory", metavar="MEMORY")
     brief.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
-    brief.add_argument("--tokens", type=int, default=2000, metavar="N", help="of the whole text at most (default: 2000)")
+    brief.add_argument(
+        "--tokens", type=int, default=2000, metavar="N", help="of the whole text at most (default: 2000)"
+    )
     brief.add_argument("--markdown", action="store_true", help="as Markdown")
 
 

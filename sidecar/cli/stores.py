@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from sidecar.cli.result import Result, Table, describe_counts, format_size, format_time
 from sidecar.engine import Engine
+from sidecar.engine.briefs import forget_briefs
 from sidecar.engine.queries import (
     build_not_found_error,
     list_memories,
@@ -185,6 +186,7 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
 
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
+    forget_briefs(args.memory)
     return Result(
         asdict(Deleted(memory=args.memory, removed=removed)),
         [f"{args.memory}: every byte removed ({format_count(removed, 'object')})."],

@@ -56,6 +56,8 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,
+            brief=args.tokens if args.brief else 0,
+            brief_path=args.brief,
         )
         return build_restore_result(await restore(engine, sandbox, request))
     finally:
@@ -182,6 +184,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
         words.append(
             f"Set aside in the sandbox: {format_count(aside.files, 'file')}, {format_size(aside.bytes)}, in {aside.path}"
         )
+    if receipt.brief and receipt.brief.path:
+        words.append(f"What to read first is in {receipt.brief.path}, at most {receipt.brief.tokens:,} tokens.")
     if receipt.read_only:
         words.append("To be read only: what this sandbox exports is stored beside the head.")
     return Result(

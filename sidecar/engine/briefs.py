@@ -9,7 +9,6 @@ import json
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from sidecar.host.files import open_spool, write_whole
 from sidecar.host.work import gather_few, run_in_thread
 from sidecar.models.records import Brief
 from sidecar.ports import Store
-from sidecar.records.briefs.items import Part, Plan, decode_parts, encode_parts, plan_files, read_parts
+from sidecar.records.briefs.items import Part, decode_parts, encode_parts, plan_files, read_parts
 from sidecar.records.briefs.page import LEAST_TOKENS, MARKDOWN, MOST_TOKENS, FindOrigin, Subject, build_brief
 from sidecar.records.record import READER
 from sidecar.records.workspace import Workspace, make_files
@@ -64,9 +63,7 @@ async def describe_snapshot(
     parts, problems = await _find_parts(engine, manifest, fetched)
     created = _read_created(manifest)
     find_origin = await _read_origins(engine.repository, manifest)
-    subject = Subject(
-        memory=manifest.memory, snapshot=manifest.snapshot, created=created, find_origin=find_origin
-    )
+    subject = Subject(memory=manifest.memory, snapshot=manifest.snapshot, created=created, find_origin=find_origin)
     brief = await run_in_thread(build_brief, subject, parts, tokens, style)
     return replace(brief, problems=problems)
 

@@ -45,7 +45,8 @@ def read_lines(file: MemoryFile, spec: RecordSpec, tail: int = 0) -> Iterator[It
     """Yield each line of JSON lines; with ``tail``, only those that begin in so many bytes at the end. One that is not
     JSON, or too long, is known by its bytes alone."""
     with Path(file.place).open("rb") as stream:
-        if tail and (start := stream.seek(0, os.SEEK_END) - tail) > 0:
+        start = os.fstat(stream.fileno()).st_size - tail
+        if tail and start > 0:
             stream.seek(start - 1)
             while not stream.readline(LONGEST_LINE).endswith(b"\n") and stream.peek(1):  # the line that began before
                 pass

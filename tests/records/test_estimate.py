@@ -23,8 +23,7 @@ def scatter(start: int, end: int, count: int = 500) -> str:
 ENGLISH = {
     "docs": "".join((PROJECT / f"docs/{name}.md").read_text()[:8000] for name in ("first-steps", "why", "security")),
     "notes": "Yesterday the deploy failed because the cache was not cleared. The user prefers short answers, and wants the"
-    " payment tests to run before every release. Remember to ask before the schema is changed. "
-    * 4,
+    " payment tests to run before every release. Remember to ask before the schema is changed. " * 4,
 }
 TEXTS = {
     **ENGLISH,
@@ -41,11 +40,14 @@ TEXTS = {
     " sürümden önce ödeme testlerinin çalıştırılmasını istiyor. ",
     "Russian": "Вчера развёртывание не удалось, потому что кэш не был очищен. Пользователь предпочитает краткие ответы и"
     " хочет, чтобы тесты платежей запускались перед каждым выпуском. ",
-    "Chinese": "昨天部署失败了，因为缓存没有清理。用户喜欢简短的回答，并且希望在每次发布之前运行支付测试。修改数据库结构之前，请务必先询问。"
+    "Chinese": "昨天部署失败了，因为缓存没有清理。用户喜欢简短的回答，并且希望"
+    "在每次发布之前运行支付测试。修改数据库结构之前，请务必先询问。"
     "下一步需要检查日志里的警告信息，记录每次对话的摘要，以便代理在新的环境中能够继续工作。",
-    "Japanese": "昨日はキャッシュが削除されていなかったため、デプロイに失敗しました。ユーザーは短い回答を好み、リリースの前に必ず決済テストを"
+    "Japanese": "昨日はキャッシュが削除されていなかったため、デプロイに失敗しま"
+    "した。ユーザーは短い回答を好み、リリースの前に必ず決済テストを"
     "実行することを望んでいます。データベースの構造を変更する前に、必ず確認してください。",
-    "Korean": "어제는 캐시가 비워지지 않아 배포에 실패했습니다. 사용자는 짧은 답변을 선호하며 매번 출시하기 전에 결제 테스트를 실행하기를"
+    "Korean": "어제는 캐시가 비워지지 않아 배포에 실패했습니다. 사용자는 짧"
+    "은 답변을 선호하며 매번 출시하기 전에 결제 테스트를 실행하기를"
     " 원합니다. 데이터베이스 구조를 변경하기 전에 반드시 확인해 주세요.",
     "Arabic": "فشل النشر أمس لأن ذاكرة التخزين المؤقت لم تُفرغ. يفضل المستخدم الإجابات القصيرة ويريد تشغيل اختبارات الدفع.",
     "Hebrew": "הפריסה נכשלה אתמול כי המטמון לא נוקה. המשתמשת מעדיפה תשובות קצרות ורוצה להריץ את בדיקות התשלום.",
@@ -58,14 +60,15 @@ TEXTS = {
     "JSON": (PROJECT / "docs/openapi.json").read_text()[:8000],
     "minified": json.dumps(json.loads((PROJECT / "docs/openapi.json").read_text()), separators=(",", ":"))[:8000],
     "script": "!function(e,t){var n=e[t],r=function(){for(var i=0,o=n.length;i<o;i++)if(n[i].x>0)return!0;return!1};"
-    "e.q=r,t.$=(a,b)=>a?b&&b.c||{}:void 0}(window,'k');"
-    * 5,
+    "e.q=r,t.$=(a,b)=>a?b&&b.c||{}:void 0}(window,'k');" * 5,
     "base64": base64.b64encode(NOISE.randbytes(3000)).decode(),
     "hex": NOISE.randbytes(2000).hex(),
     "times": "\n".join(f"2026-11-{n % 28 + 1:02}T{n % 24:02}:{n % 60:02}:07.{n:03}Z" for n in range(60)),
     "numbers": "".join(NOISE.choice("0123456789") for _ in range(2000)),
     "table": "\n".join(f"| {n} | {n * n} | ok |" for n in range(200)),
-    "log": "\n".join(f"INFO [worker-{n}] id={NOISE.randbytes(4).hex()} took {n * 7}ms GET /v1/items?id={n}" for n in range(60)),
+    "log": "\n".join(
+        f"INFO [worker-{n}] id={NOISE.randbytes(4).hex()} took {n * 7}ms GET /v1/items?id={n}" for n in range(60)
+    ),
     "paths": "\n".join(sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "sidecar").rglob("*.py"))),
     "headings": "\n".join(f"# h{n}" for n in range(500)),
     "letters": "".join(NOISE.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(2000)),
@@ -97,7 +100,9 @@ def counts() -> dict[str, dict[str, int]]:
 
 def test_the_estimate_is_above_every_tokenizer(counts: dict[str, dict[str, int]]) -> None:
     estimates = {name: estimate_tokens(text) for name, text in TEXTS.items()}
-    assert [(name, found, counts[name]) for name, found in estimates.items() if found < max(counts[name].values())] == []
+    assert [
+        (name, found, counts[name]) for name, found in estimates.items() if found < max(counts[name].values())
+    ] == []
 
 
 def test_letters_that_nobody_writes_are_above_those_with_large_vocabularies(counts: dict[str, dict[str, int]]) -> None:

@@ -56,6 +56,7 @@ NEWEST_ROWS = 20
 LONGEST_POINTER = 1 << 20
 PIECE = 1 << 20
 MOST_PROBLEMS = 20
+LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
@@ -405,7 +406,7 @@ def _make_part(one: PlannedFile, record: Record, text: str, size: int, *, whole:
         title=record.title,
         text=text if len(text) <= LARGEST_PART else "",
         size=size,
-        at=_read_time(record.at),
+        at=_read_time(record.at) if whole else _bound_time(one.mtime / 1e9),
         project=record.project,
         session=record.session,
         most=one.step.tokens,
@@ -415,9 +416,14 @@ def _make_part(one: PlannedFile, record: Record, text: str, size: int, *, whole:
 
 def _read_time(at: datetime | None) -> float:
     try:
-        return at.astimezone(UTC).timestamp() if at else 0.0
+        return _bound_time(at.timestamp()) if at else 0.0
     except (OverflowError, ValueError):
         return 0.0
+
+
+def _bound_time(at: float) -> float:
+    """Return a time that can be shown; 0 for any other."""
+    return at if 0 < at < LATEST else 0.0
 
 
 def encode_parts(parts: list[Part], problems: list[str]) -> Any:
