@@ -288,8 +288,6 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "large rows": lambda at: _fill(at / "claude-mem/claude-mem.db", 200, 300_000),
     "long lines": lambda at: write(at / "pai/LEARNING/SIGNALS/ratings.jsonl", (b"{" * 9_000_000 + b"\n") * 4),
     "many files": lambda at: _write_many(at / "claude-code/projects/p/memory"),
-        0
-    ],
 }
 
 
