@@ -166,7 +166,7 @@ def _add_verbs(command: Any) -> None:
     restore.add_argument(
         "--brief", default="", metavar="PATH", help="put what to read first into this file of its home"
     )
-    restore.add_argument("--tokens", type=int, default=2000, metavar="N", help="of that at most (default: 2000)")
+    restore.add_argument("--tokens", type=int, metavar="N", help="with --brief: of that at most (default: 2000)")
     _add_attachment_commands(command)
 
 

@@ -12,6 +12,7 @@ import pytest
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import UnsafePath, UsageError
 from sidecar.host.files import open_spool
+from sidecar.ids import MemoryKeys
 from sidecar.program.brief import SIGNATURE, find_taker
 from sidecar.receipts import RestoreOutcome, RestoreReceipt
 from sidecar.store.fetch import fetch_entries
@@ -233,3 +234,15 @@ async def test_a_brief_costs_no_round_trip_with_python(
     await begin(engine, provider)
     plain = await place(engine, provider.box())
     assert (await place(engine, provider.box(), "BRIEF.md")).trips == plain.trips
+
+
+async def test_the_brief_is_of_what_was_restored(engine: Engine, open_provider: Callable[[Name], Provider]) -> None:
+    provider = open_provider("local")
+    first = await begin(engine, provider)
+    grow(first.home, "learned since")
+    await export(engine, first.open(), ExportRequest(memory=MEMORY))
+    newest = (await engine.repository.manifest(MEMORY, (await engine.repository.head(MEMORY)).snapshot)).packs[-1]
+    await engine.repository.store.delete([MemoryKeys.of(MEMORY).pack(newest.id, newest.codec)])
+    receipt = await place(engine, provider.box(), "BRIEF.md")
+    assert receipt.wanted and receipt.brief is not None
+    assert receipt.brief.snapshot == receipt.snapshot and "learned since" not in receipt.brief.text

@@ -149,7 +149,10 @@ async def test_a_hot_tier_comes_first_over_all_layouts_and_no_layout_hides_anoth
     write(home / ".claude/CLAUDE.md", b"".join(b"# Part %d\nsays something\n" % n for n in range(300)))
     await keep(engine, home)
     found = await make_brief(engine, "m", "latest", 2000)
+    assert {item.tier for item in found.items} == {"hot"} and found.more > 100  # there is more of it than fits
+    found = await make_brief(engine, "m", "latest", 20_000)
     ranks = [("hot", "warm", "cold").index(item.tier) for item in found.items]
+    assert {0, 1} <= set(ranks)
     assert ranks == sorted(ranks)
     assert {"half way", "now this", "long ago"} <= set(order_of(found, "half way", "now this", "long ago"))
     assert {"claude-code", "codymaster", "pai", "three-tier"} <= {item.layout for item in found.items}

@@ -66,8 +66,9 @@ def check_brief(engine: Engine, request: RestoreRequest) -> None:
 
 async def prepare_brief(run: RestoreRun, fetched: FetchedSnapshot | None = None) -> None:
     """Make the brief that a restore was asked for. If that fails, there is a warning instead."""
-    if not run.request.brief or run.brief is not None:
+    if not run.request.brief or (run.brief is not None and run.brief.snapshot == run.chosen.snapshot):
         return
+    run.brief = None
     from sidecar.engine.briefs import describe_snapshot
 
     run.engine.progress.step("choosing what to read first")
