@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 from sidecar.cli.result import Result, Table, describe_counts, format_size, format_time
 from sidecar.engine import Engine
-from sidecar.engine.briefs import forget_briefs
 from sidecar.engine.queries import (
     build_not_found_error,
     list_memories,
@@ -186,6 +185,8 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
 
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
+    from sidecar.engine.briefs import forget_briefs  # late: other commands here do without it
+
     forget_briefs(args.memory)
     return Result(
         asdict(Deleted(memory=args.memory, removed=removed)),

@@ -11,6 +11,7 @@ from sidecar.errors import SidecarError, UnsafePath
 from sidecar.format.protocol import RestoreAnswer
 from sidecar.ids import build_memory_key
 from sidecar.program.brief import NOTE, SIGNATURE, find_taker, is_suitable
+from sidecar.receipts import RestoreBrief
 from sidecar.store.fetch import FetchedSnapshot
 
 NOT_MADE = "There is no brief of {snapshot}: {problem} The memory itself is not affected."
@@ -73,10 +74,18 @@ async def prepare_brief(run: RestoreRun, fetched: FetchedSnapshot | None = None)
 
     run.engine.progress.step("choosing what to read first")
     try:
-        run.brief = await describe_snapshot(run.engine, run.chosen, run.request.brief, fetched=fetched)
+        found = await describe_snapshot(run.engine, run.chosen, run.request.brief, fetched=fetched)
     except Exception as problem:  # whatever a hostile memory brings about: the restore goes on
         words = problem.message if isinstance(problem, SidecarError) else f"{type(problem).__name__}."
         run.warnings.append(NOT_MADE.format(snapshot=run.chosen.snapshot, problem=words))
+        return
+    run.brief = RestoreBrief(
+        snapshot=found.snapshot,
+        tokens=found.tokens,
+        budget=found.budget,
+        text=found.text,
+        skipped=len(found.skipped) + found.more,
+    )
 
 
 async def put_by_shell(run: RestoreRun, answer: RestoreAnswer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import field
+from dataclasses import field, replace
 
 from sidecar.engine.restores.choice import LATEST
 from sidecar.engine.sandbox.dialogue import redact
@@ -14,7 +14,6 @@ from sidecar.engine.sandbox.reports import report_aside, report_databases, repor
 from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.values import dataclass
 from sidecar.ids import build_memory_key
-from sidecar.models.records import Brief
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreBrief, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.store.manifest import Head, Manifest, count_scrubbed, describe_trimmed
@@ -93,7 +92,7 @@ class RestoreRun(SandboxRun):
     wanted: str = ""
     standing: StoreFacts = field(default_factory=StoreFacts)
     saved: list[SavedFirst] = field(default_factory=list)
-    brief: Brief | None = None
+    brief: RestoreBrief | None = None
 
     @property
     def chosen(self) -> Manifest:
@@ -165,11 +164,4 @@ class RestoreRun(SandboxRun):
         """Return the brief for the receipt, and where it was put."""
         if self.brief is None:
             return None
-        return RestoreBrief(
-            snapshot=self.brief.snapshot,
-            tokens=self.brief.tokens,
-            budget=self.brief.budget,
-            text=self.brief.text,
-            skipped=len(self.brief.skipped) + self.brief.more,
-            path=self.request.brief_path if answer.brief else "",
-        )
+        return replace(self.brief, path=self.request.brief_path if answer.brief else "")
