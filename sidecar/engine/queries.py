@@ -13,8 +13,8 @@ from sidecar.host.files import open_spool
 from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
 from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
-from sidecar.store.fetch import check_sizes, fetch_entries
-from sidecar.store.manifest import Head, Manifest
+from sidecar.store.fetch import fetch_entries
+from sidecar.store.manifest import Head, Manifest, check_sizes
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
 from sidecar.store.selectors import resolve_snapshot

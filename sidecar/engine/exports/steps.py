@@ -49,7 +49,7 @@ from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.manifest import Manifest
 from sidecar.store.marks import hold_packs
-from sidecar.store.repository import HeadState
+from sidecar.store.repository import HeadState, Survey
 
 MOST_KNOWN = 100
 COLLECT_EVERY = 20
@@ -110,9 +110,7 @@ async def begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    presence, (state, head), survey = await gather(
-        connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
-    )
+    presence, (state, head, survey) = await gather(connect(counted), _open_memory(engine, request.memory))
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
     if not request.adopt and not request.trial:
@@ -139,14 +137,18 @@ async def begin_run(
     )
 
 
-async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None]:
-    """Return the head and its manifest, which says where the memory's roots were. The manifest is ``None`` if it cannot
-    be read; a later step that needs it raises the error then."""
-    state = await engine.repository.add_store_id(await engine.repository.head(memory))
+async def _open_memory(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None, Survey]:
+    """Return the head, its manifest, which says where the memory's roots were, and what the memory has. The manifest is
+    ``None`` if it cannot be read; a later step that needs it raises the error then."""
+    repository = engine.repository
+    state, survey = await repository.open(memory)
+    if engine.limits.memory_bytes and not survey.complete:
+        survey = await repository.survey(memory)  # all of it counts
+    state = await repository.add_store_id(state)
     try:
-        return state, await engine.repository.manifest(memory, state.snapshot) if state.snapshot else None
+        return state, await repository.manifest(memory, state.snapshot, survey) if state.snapshot else None, survey
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
-        return state, None  # a later step that needs it raises
+        return state, None, survey  # a later step that needs it raises
 
 
 async def _count_changes(
