@@ -59,11 +59,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memories:
-    """Every memory of a store."""
+    """The memories of a store, or a page of them."""
 
     store: str
     """The store's URL."""
     memories: list[Memory]
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Snapshots:
     problem: str = ""
     """What is wrong with the head, if it cannot be read."""
     snapshots: list[Snapshot]
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +376,8 @@ class Overview:
     """The service that answers, as it calls itself in the store (``owner`` of what it looks after)."""
     missing: list[MissingSandbox] = field(default_factory=list)
     """What the service that answers is to create and could not yet."""
+    next: str | None = None
+    """Where the next page of ``attachments`` begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,6 +187,8 @@ class PortableStore(StoreLayer):
             folder = parse_portable_folder(name)
             if folder != name:
                 key = f"{ROOT}{folder}{info.key[len(ROOT) + len(name) :]}"
+                if below is None and key.endswith(f"/{HEAD}"):
+                    self._homes.setdefault(folder, FolderForm.NEW)
                 in_new[key] = replace(info, key=key)
             elif not _is_signpost(info):
                 in_old[info.key] = info

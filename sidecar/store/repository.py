@@ -23,9 +23,18 @@ from sidecar.errors import (
     SwapLost,
     UnknownFormat,
 )
+from sidecar.format.checksums import decode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
-from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
+from sidecar.ids import (
+    ROOT,
+    MemoryKeys,
+    build_memory_key,
+    check_memory_id,
+    check_new_memory_id,
+    is_snapshot_id,
+    make_snapshot_id,
+)
 from sidecar.ports import ObjectInfo, Store, StoredObject
 from sidecar.store.folders import list_memories
 from sidecar.store.head_copies import HeadCopies
@@ -118,6 +127,19 @@ class Repository:
         later = await witnesses.find_later(memory, state.head, copies, made)
         notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
         return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
+
+    async def find_head(self, folder: str) -> HeadState | None:
+        """Return the head of the memory in a folder of the store, whose name may not tell the id; ``None`` if it is not
+        valid."""
+        try:
+            stored = await self.store.get(MemoryKeys(f"{ROOT}{folder}/").head)
+            memory = decode_checksummed(stored.data).get("memory") if stored is not None else None
+            if stored is None or not isinstance(memory, str) or build_memory_key(memory) != folder:
+                return None
+            head = Head.decode(stored.data, memory)
+        except (ValueError, BadMemoryId, ObjectRefused, SnapshotDamaged):
+            return None
+        return HeadState(head, stored.version) if self.witnesses is None else await self.head(memory)
 
     async def _load_head(self, memory: str, listed: str = "") -> HeadState:
         """Read the head object alone; a damaged or refused one is reported in ``problem``. ``listed``: its version, as a
@@ -330,7 +352,7 @@ class Repository:
 
     async def heads(self) -> list[Head]:
         """Return the head of every memory that has one which can be read."""
-        states = [await self.head(memory) for memory in await self.memories()]
+        states = await gather_few(self.head, await self.memories(), PARALLEL_READS)
         return [state.head for state in states if state.head is not None]
 
     async def commit(self, manifest: Manifest) -> None:

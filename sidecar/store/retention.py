@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
 from sidecar.host.values import dataclass
+from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.models.answers import Fate, Forgotten
 from sidecar.policy.retention import (
@@ -31,6 +32,8 @@ from sidecar.store.manifest import LONGEST_HISTORY, Manifest
 from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
 
+AT_ONCE = 4
+"""How many memories are read at a time."""
 Manifests = Mapping[str, Manifest | SnapshotDamaged]
 
 
@@ -60,10 +63,16 @@ async def forget_all(
 
     Return what was done to each, and by how much what has to stay exceeds the limit.
     """
-    reads = {
-        memory: await _read_memory(repository, memory, retention.build_policy_for(memory))
-        for memory in await repository.memories()
-    }
+    memories = await repository.memories()
+    reads = dict(
+        zip(
+            memories,
+            await gather_few(
+                lambda memory: _read_memory(repository, memory, retention.build_policy_for(memory)), memories, AT_ONCE
+            ),
+            strict=True,
+        )
+    )
     # If something cannot be read, the packs it needs are not known: the limit then removes nothing there, and all of it
     # counts.
     loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
