@@ -65,6 +65,19 @@ async def list_memories(
     return Memories(store=url, memories=sorted(rows, key=lambda row: row.memory))
 
 
+async def describe_folders(
+    repository: Repository, folders: Iterable[str], view: View | None, *, limit: int
+) -> Memories:
+    """Return the rows of the memories in these folders, in that order: at most ``limit`` of those that ``view`` shows."""
+    seen = [folder for folder in folders if view is None or view.may_see_folder(folder)]
+    rows: list[Memory] = []
+    while seen and len(rows) < limit:
+        some, seen = seen[:limit], seen[limit:]
+        found = await gather_few(lambda name: _look_into(repository, name, view), some, PARALLEL_READS)
+        rows += [row for row in found if row is not None]
+    return Memories(store=repository.store.url, memories=rows[:limit])
+
+
 MOST_NAMES = 1_000_000
 
 

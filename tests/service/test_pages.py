@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from sidecar.client import Client
 from tests.parts.homes import empty_home, write
-from tests.parts.services import TOKEN, Service, serving
+from tests.parts.services import TOKEN, Service, serving, until
 
 IDS = ["a", "a-b", "a/b", "b", "🧠", "z/1", "z/2"]
 
@@ -86,3 +87,19 @@ def test_a_bad_page_is_refused(service: Service) -> None:
     assert service.http.get("/v1/memories", params={"limit": 0}).status_code == 422
     assert service.http.get("/v1/memories", params={"limit": 1001}).status_code == 422
     assert service.http.get("/v1/memories", params={"after": "x" * 300}).status_code == 400
+
+
+def test_the_worst_are_named_and_not_by_metrics(service: Service, tmp_path: Path) -> None:
+    write(tmp_path / "home3" / "MEMORY.md", random.Random(1).randbytes(200_000))
+    service.export("b", f"local:{tmp_path}/home3")
+
+    def first(order: str) -> str:
+        answer = service.http.get("/v1/memories", params={"order": order, "limit": 1}).json()
+        assert answer["next"] is None
+        return str(answer["memories"][0]["memory"])
+
+    until(lambda: first("largest") == "b")
+    assert first("oldest") in IDS
+    assert first("oldest") != "b"
+    assert service.http.get("/v1/memories", params={"order": "best"}).status_code == 422
+    assert 'memory="' not in service.http.get("/metrics").text

@@ -11,15 +11,19 @@ import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.heads import fork
 from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys, make_snapshot_id, parse_snapshot_time
+from sidecar.policy.retention import Retention
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.store.fold import MOST_PACKS
 from sidecar.store.repository import Repository
+from sidecar.store.retention import forget_due
 from sidecar.wiring import open_sandbox, open_store
 from tests.parts.far_s3 import FarServer, far_server
 from tests.parts.homes import empty_home, write
 from tests.parts.s3_servers import S3Server
+from tests.parts.services import serving, until
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -154,3 +158,41 @@ async def test_an_export_does_not_ask_more_the_longer_the_history_is(
     receipt = await restore(engine, open_local(str(fresh)), RestoreRequest(memory=MEMORY))
     assert receipt.outcome is RestoreOutcome.COMPLETE
     assert far.count <= 5, far.told()
+
+
+async def test_an_idle_service_does_not_ask_about_each_memory(
+    far: FarServer, url: str, weed: S3Server, tmp_path: Path
+) -> None:
+    engine = engine_on(url)
+    home = Conversations(engine, tmp_path / "home")
+    await home.export(ExportOutcome.COMMITTED)
+    store = engine.repository.store
+    for number in range(20):
+        await fork(engine.repository, MEMORY, f"m{number}")
+    with serving(url, tmp_path / "log", lease=2, more='[retention]\nevery = "1s"\n') as service:
+        until(lambda: "memories_by_age" in service.http.get("/metrics").text)
+        far.forget()
+        until(lambda: sum("instances/" in str(one) for one in far.requests) > 10)
+        asked = [one for one in far.requests if "memories/m" in one.path or "memories%2Fm" in one.path]
+        assert not asked, far.told()
+    await store.close()
+
+
+async def test_only_memories_of_which_something_may_be_due_are_looked_at(
+    far: FarServer, url: str, tmp_path: Path
+) -> None:
+    engine = engine_on(url)
+    home = Conversations(engine, tmp_path / "home")
+    await home.export(ExportOutcome.COMMITTED)
+    await home.export(ExportOutcome.COMMITTED)
+    await fork(engine.repository, MEMORY, "idle")
+    store = engine.repository.store
+    await store.delete([MemoryKeys.of("idle").snapshot("20000101T000000000Z-00000000")])
+    done, _ = await forget_due(engine.repository, Retention())
+    assert [one.memory for one in done] == ["idle"]  # a copy of two packs has one snapshot
+    done, _ = await forget_due(engine.repository, Retention(keep_last=1))
+    assert {one.memory: one.forgotten for one in done} == {"idle": 0, MEMORY: 1}
+    await store.put(KEYS.pack("0" * 24, "gz"), b"left by an export that died")
+    await store.put(KEYS.pack("1" * 24, "gz"), b"left by an export that died")
+    done, _ = await forget_due(engine.repository, Retention(grace="0s"))
+    assert {one.memory: one.collected.objects for one in done if one.collected}[MEMORY] == 2

@@ -30,7 +30,7 @@ from sidecar.engine.exports.decision import (
     note_refusal,
 )
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
-from sidecar.engine.limits import RoomFound, compute_room_left, describe_near_limits, encode_limits
+from sidecar.engine.limits import compute_room_left, describe_near_limits, encode_limits
 from sidecar.engine.sandbox.identity import describe_new_store
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import (
@@ -188,9 +188,9 @@ async def _finish_stored(
     run: ExportRun, checked: CheckedExport, verdict: Verdict, stored: StoredSnapshot
 ) -> ExportReceipt:
     """Finish an export whose snapshot was stored: move the head to it, or count that it was refused; then clear up."""
-    answer, manifest, room = checked.answer, stored.manifest, stored.room
+    answer, manifest = checked.answer, stored.manifest
     packed = answer.bundle.bytes if answer.bundle else 0
-    run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, room.used)
+    run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, stored.room.used)
     outcome, reason = ExportOutcome.REJECTED, verdict.reason
     if reason is None:
         outcome = await settle_head(run, manifest, moves=verdict.moves)
@@ -202,7 +202,7 @@ async def _finish_stored(
     receipt = run.receipt(outcome, manifest, reason, stored.added, accepted)
     if new := find_learned(checked):
         receipt = replace(receipt, learned=new, warnings=[new.words, *receipt.warnings])
-    return replace(receipt, warnings=[*receipt.warnings, *await _tidy_store(run, room)])
+    return replace(receipt, warnings=[*receipt.warnings, *await _tidy_store(run, stored)])
 
 
 async def _finish_equal(run: ExportRun, checked: CheckedExport, head: Manifest) -> ExportReceipt:
@@ -238,7 +238,19 @@ async def _finish_unchanged(run: ExportRun, checked: CheckedExport) -> ExportRec
     return run.receipt(ExportOutcome.DIVERGED, base, explain_divergence(run, answer))
 
 
-async def _tidy_store(run: ExportRun, room: RoomFound) -> list[str]:
+def _describe_stored(run: ExportRun, stored: StoredSnapshot) -> tuple[HeadState, Survey] | None:
+    """Return the head, and what the memory has now that a snapshot was stored; ``None`` if not all of it was listed."""
+    if not run.survey.complete:
+        return None
+    manifest, keys = stored.manifest, MemoryKeys.of(run.request.memory)
+    new = manifest.packs[-1]
+    sizes = dict(zip((keys.pack(new.id, new.codec), keys.index(new.id)), new.in_store, strict=True))
+    sizes[keys.snapshot(manifest.snapshot)] = len(manifest.encode())
+    snapshots = sorted({manifest.snapshot, *run.survey.snapshots}, reverse=True)
+    return run.state, replace(run.survey, snapshots=snapshots, sizes={**run.survey.sizes, **sizes})
+
+
+async def _tidy_store(run: ExportRun, stored: StoredSnapshot) -> list[str]:
     """Remove the snapshots that the quota or the retention rules no longer keep; every ``COLLECT_EVERY`` generations,
     also collect garbage. Return warnings.
 
@@ -247,11 +259,11 @@ async def _tidy_store(run: ExportRun, room: RoomFound) -> list[str]:
     engine, memory, head, warnings = run.engine, run.request.memory, run.state.head, []
     retention, policy = engine.retention, engine.retention.build_policy_for(memory)
     try:
-        warnings += await room.make(engine)
+        warnings += await stored.room.make(engine)
         if policy.rules or policy.most_bytes:
             from sidecar.store.retention import forget_lightly  # late, as most stores keep everything
 
-            forgotten, over = await forget_lightly(engine.repository, memory, policy)
+            forgotten, over = await forget_lightly(engine.repository, memory, policy, _describe_stored(run, stored))
             if forgotten and engine.forgot is not None:
                 engine.forgot(memory, forgotten)
             warnings += [OVER.format(over=over, most=policy.most_bytes)] if over else []

@@ -44,16 +44,25 @@ READING = document_problems(400, 404, 409, 422, 503)
 CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
 NEWEST = AcceptBody()
+MOST_RANKED = 50
+Order = Annotated[
+    Literal["name", "oldest", "largest"],
+    Query(description="By name, or the worst first: at most 50, without a `next`."),
+]
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
 @router.get("/memories", responses=document_problems(503))
 @needs(Verb.READ, scope=Scope.SEEN)
-async def list_memories(request: Request, limit: Limit = PAGE, after: After = "") -> Memories:
-    """The memories of the store that the token may see, a page at a time."""
-    caller, repository = get_caller(request), get_sidecar(request).engine.repository
-    view = caller if caller.restricted else None
-    return await queries.list_memories(repository, view, limit=limit, after=after)
+async def list_memories(request: Request, limit: Limit = PAGE, after: After = "", order: Order = "name") -> Memories:
+    """The memories of the store that the token may see, a page at a time. In another order than by name, only the first
+    few: those whose head was written longest ago, or that need most in the store, as this service last saw them."""
+    caller, sidecar = get_caller(request), get_sidecar(request)
+    view, repository = caller if caller.restricted else None, sidecar.engine.repository
+    if order == "name":
+        return await queries.list_memories(repository, view, limit=limit, after=after)
+    worst = sidecar.metrics.rank(order)
+    return await queries.describe_folders(repository, worst, view, limit=min(limit, MOST_RANKED))
 
 
 @router.get("/memories/{memory}", responses=READING)

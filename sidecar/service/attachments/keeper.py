@@ -248,7 +248,7 @@ class Keeper:
     async def renew_and_look_around(self) -> None:
         """Renew the lease, compare the ledger with the store, and take over attachments whose owner has no valid lease."""
         async with self._turn:
-            await self.lease.renew()
+            await self.lease.keep()
             await self._take_over(await self._ledger.look_around(await self.lease.list_living()))
 
     async def _take_over(self, orphans: Iterable[StoredAttachment]) -> None:
