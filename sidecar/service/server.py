@@ -102,7 +102,7 @@ async def serve(
     sidecar = Sidecar(engine, settings, trail)
     deliveries = _start_deliveries(sidecar, config.webhooks)
     jobs = Jobs()
-    keeper = Keeper(sidecar, jobs)
+    keeper = Keeper(sidecar, jobs, shares=not beside)
     await keeper.start()
     keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
     RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
