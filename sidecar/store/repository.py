@@ -97,6 +97,8 @@ class Survey:
     pinned: set[str]
     versions: dict[str, str] = field(default_factory=dict)
     """The versions of the objects, where the listing tells them."""
+    now: float = 0.0
+    """When the latest of these objects was written, by the store's clock: it cannot be earlier now."""
     complete: bool = True
     """Nothing is missing. Otherwise the memory has too many objects: ``snapshots`` has the recent ones, ``sizes`` those
     objects that were asked for, and pins are not known."""
@@ -172,8 +174,10 @@ class Repository:
         keys = MemoryKeys.of(memory)
         sizes: dict[str, int] = {}
         versions: dict[str, str] = {}
+        now = 0.0
         for info in infos:
             sizes[info.key] = info.size
+            now = max(now, info.modified)
             if info.version:
                 versions[info.key] = info.version
         self.recall.compare(versions)
@@ -186,7 +190,7 @@ class Repository:
             }
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
         snapshots = sorted(filter(is_snapshot_id, names), reverse=True)
-        return Survey(snapshots, sizes, damaged, pinned, versions, complete)
+        return Survey(snapshots, sizes, damaged, pinned, versions, now, complete)
 
     async def open(self, memory: str) -> tuple[HeadState, Survey]:
         """Return the head, and what a memory has, with a number of requests that does not depend on how much it has.

@@ -252,12 +252,12 @@ def _describe_stored(run: ExportRun, stored: StoredSnapshot) -> tuple[HeadState,
 
 async def _tidy_store(run: ExportRun, stored: StoredSnapshot) -> list[str]:
     """Remove the snapshots that the quota or the retention rules no longer keep; every ``COLLECT_EVERY`` generations,
-    also collect garbage. Return warnings.
+    also collect garbage, if there may be any. Return warnings.
 
     The sandbox is not involved. The export is already stored, so any problem here is only a warning.
     """
     engine, memory, head, warnings = run.engine, run.request.memory, run.state.head, []
-    retention, policy = engine.retention, engine.retention.build_policy_for(memory)
+    policy = engine.retention.build_policy_for(memory)
     try:
         warnings += await stored.room.make(engine)
         if policy.rules or policy.most_bytes:
@@ -268,12 +268,27 @@ async def _tidy_store(run: ExportRun, stored: StoredSnapshot) -> list[str]:
                 engine.forgot(memory, forgotten)
             warnings += [OVER.format(over=over, most=policy.most_bytes)] if over else []
         if head is not None and head.generation % COLLECT_EVERY == 0:
-            from sidecar.store.garbage import collect
-
-            await collect(engine.repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
+            await _collect(run, ruled=bool(policy.rules or policy.most_bytes))
     except SidecarError as problem:
         warnings.append(f"Old snapshots or left-overs could not be removed: {problem.message}")
     return warnings
+
+
+async def _collect(run: ExportRun, *, ruled: bool) -> None:
+    """Collect garbage, if what was listed shows that there may be any. A memory with so many objects that they were not
+    listed is left to a service, or to ``forget``: an export is not to read all its manifests."""
+    repository, memory, retention = run.engine.repository, run.request.memory, run.engine.retention
+    if not run.survey.complete:
+        return
+    keys = MemoryKeys.of(memory)
+    packs = {keys.parse_pack_id(key) for key in run.survey.sizes if key.startswith(keys.packs)}
+    others = (keys.marks, keys.damaged, keys.pins, keys.clock)
+    if ruled or len(packs) > len(run.survey.snapshots) or any(key.startswith(others) for key in run.survey.sizes):
+        from sidecar.store.garbage import collect
+
+        await collect(repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
+    else:
+        await repository.store.sweep(keys.prefix, older_than=run.survey.now - retention.grace_seconds)
 
 
 async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str) -> ExportReceipt | None:
