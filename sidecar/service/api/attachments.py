@@ -74,7 +74,7 @@ async def get_attachment(request: Request, memory: MemoryId, which: Which = "") 
     return Attached(attachment=veil_attachment(get_caller(request), found))
 
 
-@all_of_them.get("/attachments", responses=document_problems(409, 503))
+@all_of_them.get("/attachments", responses=document_problems(409, 422, 503))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
 async def list_attachments(request: Request, limit: Limit = PAGE, after: After = "") -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those

@@ -52,7 +52,7 @@ Order = Annotated[
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
-@router.get("/memories", responses=document_problems(503))
+@router.get("/memories", responses=document_problems(400, 422, 503))
 @needs(Verb.READ, scope=Scope.SEEN)
 async def list_memories(request: Request, limit: Limit = PAGE, after: After = "", order: Order = "name") -> Memories:
     """The memories of the store that the token may see, a page at a time. In another order than by name, only the first
