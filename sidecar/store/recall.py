@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from sidecar.host.values import dataclass
+from sidecar.ids import MemoryKeys
 from sidecar.ports import ObjectInfo
 
 MOST_BYTES = 32 << 20
@@ -108,6 +109,15 @@ class Recall:
         """Add a snapshot that was just stored to that listing."""
         if memory in self._recent:
             self._recent[memory][1].append(info)
+
+    def forget(self, memory: str) -> None:
+        """Drop all that is known of a memory: something of it was not as it was thought to be."""
+        prefix = MemoryKeys.of(memory).prefix
+        for key in [key for key in self._kept if key.startswith(prefix)]:
+            self.drop(key)
+        for key in [key for key in self._seen if key.startswith(prefix)]:
+            del self._seen[key]
+        self._recent.pop(memory, None)
 
     def note_seen(self, key: str, size: int) -> None:
         """Note that a listing has just shown an object."""

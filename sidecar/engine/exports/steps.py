@@ -74,6 +74,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     except BaseCollected as problem:
         # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
         # same happens again, something is wrong, and the error is raised.
+        engine.repository.recall.forget(request.memory)
         warnings = [f"It was begun anew: {problem.message}"]
         return await _run_export(await begin_run(engine, counted, request, started, warnings))
 
