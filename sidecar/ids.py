@@ -219,6 +219,10 @@ class MemoryKeys:
     def index(self, pack: str) -> str:
         return f"{self.packs}{pack}.index.gz"
 
+    def start_of(self, pack: str) -> str:
+        """Return how the keys of a pack and of its index begin."""
+        return f"{self.packs}{pack}."
+
     def parse_pack_id(self, key: str) -> str:
         """Return the id of the pack that a key below ``packs`` belongs to: the pack's own key or its index's."""
         return key[len(self.packs) :].partition(".")[0]

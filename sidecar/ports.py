@@ -205,6 +205,19 @@ class ObjectInfo:
     size: int
     modified: float
     """Seconds since the epoch, by the store's clock."""
+    version: str = ""
+    """The version that ``Store.get`` would return with it, where a listing tells; it differs if the bytes differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What one request of a listing shows."""
+
+    objects: Sequence[ObjectInfo]
+    folders: Sequence[str] = ()
+    """Where only one level was asked for: the names that are followed by more."""
+    complete: bool = True
+    """Nothing is missing. Otherwise ``objects`` are any about thousand of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +299,16 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Yield every complete object whose key starts with ``prefix`` ('…/', or a whole key), in key order."""
+        """Yield every complete object whose key starts with ``prefix`` ('…/', a whole key, or the beginning of the last
+        part of one), in key order."""
+        ...
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        """Return what one request shows of the objects whose key starts with ``prefix`` ('…/') and is greater than
+        ``after``; ``level``: of those below, only the names of their folders.
+
+        A store whose names are encrypted may need more requests for ``after``.
+        """
         ...
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:

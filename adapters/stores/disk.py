@@ -32,7 +32,7 @@ from adapters.stores.disk_files import (
     translate_disk_errors,
 )
 from sidecar.errors import ObjectMissing, StoreMissing, SwapLost
-from sidecar.ports import Link, ObjectInfo, StoredObject
+from sidecar.ports import Glance, Link, ObjectInfo, StoredObject
 
 CHUNK = 1 << 20
 _TEMP, _LOCK = ".tmp-", ".lock-"
@@ -90,6 +90,9 @@ class DiskStore:
         while batch := await asyncio.to_thread(lambda: [*islice(found, _LISTED_AT_ONCE)]):
             for info in batch:
                 yield info
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        return await asyncio.to_thread(self._glance, prefix, after, level)
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
         return await asyncio.to_thread(self._list_subfolders, prefix, most)
@@ -247,13 +250,33 @@ class DiskStore:
             remove_empty_folders(self._locate_folder(prefix), self._root)
         return purged
 
-    def _iterate_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def _glance(self, prefix: str, after: str, level: bool) -> Glance:
+        if not level:
+            found = [*islice(self._iterate_objects(prefix, after), _LISTED_AT_ONCE + 1)]
+            return Glance(found[:_LISTED_AT_ONCE], complete=len(found) <= _LISTED_AT_ONCE)
         with self._use_root():
-            for key, entry in self._iterate_files(prefix):
-                if not entry.name.startswith((_TEMP, _LOCK)) and entry.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        about = entry.stat(follow_symlinks=False)
-                        yield ObjectInfo(key, about.st_size, about.st_mtime)
+            try:
+                with os.scandir(self._locate_folder(prefix)) as there:
+                    entries = sorted(there, key=lambda entry: entry.name)
+            except FileNotFoundError:
+                return Glance([])
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            files = [(prefix + entry.name, entry) for entry in entries if prefix + entry.name > after]
+            held = [name for name in names if _holds_object(self._locate_folder(f"{prefix}{name}/"))]
+            return Glance([*self._describe_objects(files)], held)
+
+    def _iterate_objects(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
+        with self._use_root():
+            files = self._iterate_files(prefix)
+            yield from self._describe_objects((key, entry) for key, entry in files if key > after)
+
+    def _describe_objects(self, files: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[ObjectInfo]:
+        """Yield the objects among these files."""
+        for key, entry in files:
+            if not entry.name.startswith((_TEMP, _LOCK)) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    about = entry.stat(follow_symlinks=False)
+                    yield ObjectInfo(key, about.st_size, about.st_mtime)
 
     def _list_subfolders(self, prefix: str, most: int) -> Sequence[str]:
         with self._use_root():
@@ -263,14 +286,14 @@ class DiskStore:
             except FileNotFoundError:
                 return []
             # A folder in which a crashed writer left only temporary files contains no object.
-            held = (name for name in names if next(self._iterate_objects(f"{prefix}{name}/"), None) is not None)
+            held = (name for name in names if _holds_object(self._locate_folder(f"{prefix}{name}/")))
             return [*islice(held, most)]
 
     def _iterate_files(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield all files whose key starts with ``prefix``, in key order, including those that are not objects."""
         folder = self._locate_folder(prefix)
         start = prefix[: prefix.rfind("/") + 1]
-        return ((key, entry) for key, entry in _walk(folder, start, self._root) if key.startswith(prefix))
+        return _walk(folder, start, self._root, prefix[len(start) :])
 
     def _locate_folder(self, prefix: str) -> Path:
         parent, _, _ = prefix.rpartition("/")
@@ -304,11 +327,26 @@ def _locate_lock(path: Path) -> Path:
     return path.with_name(f"{_LOCK}{path.name}")
 
 
-def _walk(folder: Path, start: str, root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield all files below a folder with their keys, in key order."""
+def _holds_object(folder: Path | str) -> bool:
+    """Return whether there is an object anywhere below a folder. Not all of a large one is read."""
     try:
         with os.scandir(folder) as found:
-            entries = [*found]
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    if _holds_object(entry.path):
+                        return True
+                elif not entry.name.startswith((_TEMP, _LOCK)) and entry.is_file(follow_symlinks=False):
+                    return True
+    except FileNotFoundError:
+        pass  # removed meanwhile
+    return False
+
+
+def _walk(folder: Path, start: str, root: Path, begins: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all files below a folder with their keys, in key order; of the folder itself those whose names begin so."""
+    try:
+        with os.scandir(folder) as found:
+            entries = [entry for entry in found if entry.name.startswith(begins)]
     except FileNotFoundError:
         return  # never created, or removed during the walk
     # Key order, in which 'a-b' comes before 'a/x': a folder sorts by the '/' that follows its name in a key.

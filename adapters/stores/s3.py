@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from adapters.stores.s3_alone import SingleWriter
-from adapters.stores.s3_client import S3Config, S3Connection
+from adapters.stores.s3_client import CONNECTIONS, S3Config, S3Connection
 from adapters.stores.s3_conditions import MARKER, RaceResult, prove_conditions, swap
 from adapters.stores.s3_errors import Unsupported
 from adapters.stores.s3_links import sign_get, sign_put
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import ObjectMissing
-from sidecar.ports import Link, ObjectInfo, StoredObject
+from sidecar.ports import Glance, Link, ObjectInfo, StoredObject
 
 __all__ = ["S3Config", "S3Store"]
+T = TypeVar("T")
 
 
 class S3Store:
@@ -28,6 +32,8 @@ class S3Store:
         self._objects = S3Objects(self._connection)
         self._alone = SingleWriter(self._objects) if config.single_writer else None
         self._raced: RaceResult | None = None
+        self._threads = _make_threads()
+        """For requests; the threads of asyncio are too few for many memories."""
 
     seal = ""  # what the server encrypts for itself, it decrypts for everyone it admits
 
@@ -38,57 +44,60 @@ class S3Store:
         # Reading comes first either way: SeaweedFS creates a missing bucket on the first write, unasked.
         if self._alone is not None:
             await self.get(MARKER)
-            await asyncio.to_thread(self._alone.begin)
-        else:
-            self._raced = await asyncio.to_thread(prove_conditions, self._objects)
+            await self._run(self._alone.begin)
+        elif self._raced is None:  # proved once for all writes of this process
+            self._raced = await self._run(prove_conditions, self._objects)
 
     async def get(self, key: str) -> StoredObject | None:
-        return await asyncio.to_thread(self._objects.read, key)
+        return await self._run(self._objects.read, key)
 
     async def put(self, key: str, source: bytes | Path) -> int:
         if isinstance(source, bytes):
-            await asyncio.to_thread(self._objects.write, key, source)
+            await self._run(self._objects.write, key, source)
             return len(source)
-        return await asyncio.to_thread(self._objects.upload, key, source)
+        return await self._run(self._objects.upload, key, source)
 
     async def swap(self, key: str, data: bytes, *, expected: str | None) -> str:
         if self._alone is not None:
-            return await asyncio.to_thread(self._alone.swap, key, data, expected)
-        return await asyncio.to_thread(swap, self._objects, key, data, expected)
+            return await self._run(self._alone.swap, key, data, expected)
+        return await self._run(swap, self._objects, key, data, expected)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
-        body = await asyncio.to_thread(self._objects.open, key)
+        body = await self._run(self._objects.open, key)
         try:
-            while chunk := await asyncio.to_thread(self._objects.read_chunk, body):
+            while chunk := await self._run(self._objects.read_chunk, body):
                 yield chunk
         finally:
             body.close()
 
     async def link_to_get(self, key: str, *, seconds: int) -> Link | None:
         # In a thread though nothing is sent: creating the client and finding credentials may take a while.
-        return await asyncio.to_thread(sign_get, self._connection, key, seconds)
+        return await self._run(sign_get, self._connection, key, seconds)
 
     async def link_to_put(self, key: str, *, size: int, sha256: str, seconds: int) -> Link | None:
-        return await asyncio.to_thread(sign_put, self._connection, key, size, sha256, seconds)
+        return await self._run(sign_put, self._connection, key, size, sha256, seconds)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self._list_sorted, prefix):
+        for info in await self._run(self._list_sorted, prefix):
             yield info
 
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        return await self._run(self._objects.glance, prefix, after, level)
+
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
-        return await asyncio.to_thread(self._objects.folders, prefix, most)
+        return await self._run(self._objects.folders, prefix, most)
 
     async def copy(self, source: str, target: str) -> None:
-        await asyncio.to_thread(self._objects.copy, source, target)
+        await self._run(self._objects.copy, source, target)
 
     async def delete(self, keys: Iterable[str]) -> None:
-        await asyncio.to_thread(self._objects.remove, keys)
+        await self._run(self._objects.remove, keys)
 
     async def sweep(self, prefix: str, *, older_than: float) -> int:
-        return await asyncio.to_thread(self._abort_uploads, prefix, older_than)
+        return await self._run(self._abort_uploads, prefix, older_than)
 
     async def purge(self, prefix: str) -> int:
-        return await asyncio.to_thread(self._purge, prefix)
+        return await self._run(self._purge, prefix)
 
     async def warnings(self) -> Sequence[str]:
         return []
@@ -96,13 +105,20 @@ class S3Store:
     async def safety(self) -> str:
         if self._alone is not None:
             return "for one writer at a time (single-writer): another one that is noticed stops"
-        raced = self._raced or await asyncio.to_thread(prove_conditions, self._objects)
+        raced = self._raced or await self._run(prove_conditions, self._objects)
         return f"honours conditional writes ({raced})"
 
     async def close(self) -> None:
         if self._alone is not None:
-            await asyncio.to_thread(self._alone.end)
-        await asyncio.to_thread(self._connection.close)
+            await self._run(self._alone.end)
+        await self._run(self._connection.close)
+        done, self._threads = self._threads, _make_threads()
+        done.shutdown(wait=False)
+
+    async def _run(self, work: Callable[..., T], *args: object) -> T:
+        """Run a request in a thread and return its result."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(work, *args))
 
     def _list_sorted(self, prefix: str) -> Iterable[ObjectInfo]:
         # All pages before the first answer: SeaweedFS lists 'a/x' before 'a-b', folder by folder, not in key order.
@@ -126,3 +142,7 @@ class S3Store:
             purged += self._objects.remove([*self._objects.versions(prefix)])
         # What a server without versions still lists.
         return purged + self._objects.remove([info.key for info in self._objects.entries(prefix)])
+
+
+def _make_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="s3")

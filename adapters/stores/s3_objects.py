@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from adapters.stores.s3_client import HeldBackBody, S3Connection, send_late
 from adapters.stores.s3_errors import translate_code
 from sidecar.errors import ObjectMissing, StoreMissing, StoreUnreachable
-from sidecar.ports import ObjectInfo, StoredObject
+from sidecar.ports import Glance, ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef, ObjectIdentifierTypeDef
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef, ObjectIdentifierTypeDef, ObjectTypeDef
 
 CHUNK = 1 << 20
 PART = 16 << 20
@@ -137,8 +137,27 @@ class S3Objects:
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix)):
                 if "IsTruncated" not in page and "Name" not in page:
                     raise self._make_not_s3_error()
-                for entry in page.get("Contents", ()):
-                    yield ObjectInfo(self._strip_prefix(entry["Key"]), entry["Size"], entry["LastModified"].timestamp())
+                yield from map(self._describe, page.get("Contents", ()))
+
+    def glance(self, prefix: str, after: str, level: bool) -> Glance:
+        """Return what the first page of a listing shows."""
+        options: dict[str, Any] = {"Delimiter": "/"} if level else {}
+        start = self._add_prefix(prefix)
+        if after:
+            options["StartAfter"] = self._add_prefix(after)
+        with self._translate_errors(prefix):
+            page = self._get_client().list_objects_v2(Bucket=self._bucket, Prefix=start, **options)
+            if "IsTruncated" not in page and "Name" not in page:
+                raise self._make_not_s3_error()
+            return Glance(
+                [self._describe(entry) for entry in page.get("Contents", ())],
+                sorted(entry["Prefix"][len(start) :].rstrip("/") for entry in page.get("CommonPrefixes", ())),
+                complete=not page.get("IsTruncated", False),
+            )
+
+    def _describe(self, entry: ObjectTypeDef) -> ObjectInfo:
+        key, modified = self._strip_prefix(entry["Key"]), entry["LastModified"].timestamp()
+        return ObjectInfo(key, entry["Size"], modified, entry.get("ETag", ""))
 
     def folders(self, prefix: str, most: int) -> list[str]:
         """Return the next path part after ``prefix`` of keys that continue after a '/', sorted."""

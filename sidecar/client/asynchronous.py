@@ -21,7 +21,7 @@ from sidecar.client.problems import ServiceUnreachable, translate_errors
 from sidecar.client.retries import PATIENT, Retries
 from sidecar.client.settings import build_client_settings
 from sidecar.client.termination import ASYNC_TERMINATION, LAST_RETRIES
-from sidecar.client.wire import Call, check_response
+from sidecar.client.wire import Call, check_response, join_pages
 from sidecar.errors import SidecarError
 from sidecar.host.files import write_whole
 from sidecar.models.answers import Event
@@ -83,7 +83,13 @@ class AsyncClient(Calls["AsyncConversation"]):
         return AsyncRetrying(**(retries or self._retries).policy(repeatable=call.repeatable))
 
     async def _send(self, call: Call[T], retries: Retries | None = None) -> T:
-        return await self._build_retrying(call, retries)(self._send_once, call)
+        retrying = self._build_retrying(call, retries)
+        answer: T = await retrying(self._send_once, call)
+        following = call.follow(answer)
+        while following is not None:
+            page: T = await retrying(self._send_once, following)
+            answer, following = join_pages(answer, page), following.follow(page)
+        return answer
 
     async def _send_once(self, call: Call[T]) -> T:
         request = call.request()

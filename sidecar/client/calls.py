@@ -23,6 +23,7 @@ from sidecar.client.wire import (
     read_nothing,
     read_operation,
     read_part,
+    read_rows,
     read_whole,
 )
 from sidecar.errors import UsageError
@@ -207,7 +208,7 @@ class Calls(Generic[C]):
     @sent
     def memories(self) -> Call[list[Memory]]:
         """Every memory of the store."""
-        return Call(method="GET", path="/v1/memories", read=read_part("memories", list[Memory]))
+        return Call(method="GET", path="/v1/memories", read=read_rows("memories", Memory))
 
     @sent
     def memory(self, memory: str) -> Call[Memory]:
@@ -217,7 +218,7 @@ class Calls(Generic[C]):
     @sent
     def snapshots(self, memory: str) -> Call[list[Snapshot]]:
         """A memory's snapshots, newest first."""
-        return Call(method="GET", path=build_path(memory, "snapshots"), read=read_part("snapshots", list[Snapshot]))
+        return Call(method="GET", path=build_path(memory, "snapshots"), read=read_rows("snapshots", Snapshot))
 
     @sent
     def snapshot(self, memory: str, snapshot: str = "latest") -> Call[SnapshotContents]:
@@ -513,7 +514,7 @@ class Calls(Generic[C]):
     @sent
     def attachments(self) -> Call[list[Attachment]]:
         """Return every attachment on the store, including those that have ended lately."""
-        return Call(method="GET", path="/v1/attachments", read=read_part("attachments", list[Attachment]))
+        return Call(method="GET", path="/v1/attachments", read=read_rows("attachments", Attachment))
 
     @sent
     def overview(self) -> Call[Overview]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from sidecar.client.problems import UnexpectedAnswer, build_problem
 from sidecar.errors import UsageError
 from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import ExportOperation, Operation, RestoreOperation
+from sidecar.models.answers import ExportOperation, Operation, Overview, RestoreOperation
 from sidecar.models.records import Comparison
 from sidecar.models.requests import Body
 
@@ -52,11 +52,32 @@ class Call(Generic[T]):
             "content": None if self.body is None else json.dumps(self.body.as_dict()).encode(),
         }
 
+    def follow(self, answer: T) -> Call[T] | None:
+        """Return the call for the next page of a listing that is read to its end; ``None`` if there is none."""
+        after = answer.next if isinstance(answer, Rows | Overview) else None
+        return replace(self, query={**self.query, "after": after}) if after else None
+
     def answer(self, response: httpx.Response) -> T:
         """Parse the answer. Raise ``SidecarProblem`` if it is an error, and ``UnexpectedAnswer`` if it is not what this
         call returns."""
         check_response(response)
         return self.read(response)
+
+
+class Rows(list[T]):
+    """The rows of a page, and where the next one begins."""
+
+    next: str | None = None
+
+
+def join_pages(first: T, second: T) -> T:
+    """Return two pages of a listing as one, which is followed by what follows the second."""
+    if isinstance(first, Rows) and isinstance(second, Rows):
+        first.extend(second)
+        first.next = second.next
+    elif isinstance(first, Overview) and isinstance(second, Overview):
+        return replace(second, attachments=[*first.attachments, *second.attachments])
+    return first
 
 
 def check_response(response: httpx.Response) -> None:
@@ -98,6 +119,18 @@ def read_whole(kind: type[T]) -> Callable[[httpx.Response], T]:
 def read_part(name: str, kind: type[T]) -> Callable[[httpx.Response], T]:
     """Return a parser for one field of an answer."""
     return lambda response: convert(_decode_object(response).get(name), kind)
+
+
+def read_rows(name: str, kind: type[T]) -> Callable[[httpx.Response], list[T]]:
+    """Return a parser for a page of a listing."""
+
+    def read(response: httpx.Response) -> list[T]:
+        answer = _decode_object(response)
+        rows = Rows(convert(answer.get(name), list[kind]))  # type: ignore[valid-type]
+        rows.next = convert(answer.get("next"), str | None)  # type: ignore[arg-type]
+        return rows
+
+    return read
 
 
 def read_comparison(response: httpx.Response) -> Comparison:

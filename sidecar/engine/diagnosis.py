@@ -12,8 +12,7 @@ from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signed_store import SignedStore
-from sidecar.store.fetch import check_sizes
-from sidecar.store.manifest import Manifest
+from sidecar.store.manifest import Manifest, check_sizes
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository, Survey
 from sidecar.store.verification import check_snapshot
 

@@ -11,8 +11,7 @@ from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, make_s
 from sidecar.models import answers
 from sidecar.models.answers import Acceptance, Forked
 from sidecar.receipts import Reason
-from sidecar.store.fetch import check_sizes
-from sidecar.store.manifest import Head, Manifest
+from sidecar.store.manifest import Head, Manifest, check_sizes
 from sidecar.store.marks import hold_packs
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
 from sidecar.store.repository import HeadState, Repository

@@ -3,7 +3,8 @@ two."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sidecar.engine.core import View
@@ -11,13 +12,18 @@ from sidecar.errors import MemoryNotFound, SnapshotDamaged, SnapshotNotFound, Us
 from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
 from sidecar.host.values import dataclass
-from sidecar.ids import check_memory_id
+from sidecar.host.work import gather_few
+from sidecar.ids import ROOT, build_memory_key, check_memory_id, is_snapshot_id
 from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
-from sidecar.store.fetch import check_sizes, fetch_entries
-from sidecar.store.manifest import Head, Manifest
+from sidecar.ports import ObjectInfo
+from sidecar.store.fetch import fetch_entries
+from sidecar.store.folders import read_id
+from sidecar.store.manifest import Head, Manifest, check_sizes
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
-from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.repository import PARALLEL_READS, HeadState, Repository, Survey
 from sidecar.store.selectors import resolve_snapshot
+
+LOG = logging.getLogger("sidecar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +37,119 @@ class SnapshotReading:
     """The memory's head, as far as it can be read."""
 
 
-async def list_memories(repository: Repository, view: View | None = None) -> Memories:
-    """List every memory of the store, or those that ``view`` shows."""
-    if view is None:
-        found = await repository.memories()
+async def list_memories(
+    repository: Repository, view: View | None = None, *, limit: int = 0, after: str = ""
+) -> Memories:
+    """List the memories of the store, or those that ``view`` shows: at most ``limit`` (0: all), those that follow
+    ``after``. Pages are in the order of the memories' names in the store.
+
+    All of them take one listing and one request for each; a page takes a listing of names and two for each.
+    """
+    url = repository.store.url
+    if not limit and not after:
+        return Memories(store=url, memories=await _list_all(repository, view))
+    names = _choose_names(await repository.store.folders(ROOT, most=MOST_NAMES), view, after)
+    if limit >= len(names) and not after:
+        return Memories(store=url, memories=await _list_all(repository, view))
+    rows: list[Memory] = []
+    # One more than asked for tells whether there is another page; not every name is a memory that the caller sees.
+    for start in range(0, len(names), max(1, limit)):
+        for row in await gather_few(
+            lambda name: _look_into(repository, name, view), names[start : start + limit + 1], PARALLEL_READS
+        ):
+            if row is not None and all(row.memory != known.memory for known in rows[-1:]):
+                rows.append(row)
+        if len(rows) > limit:
+            page = rows[:limit]
+            return Memories(store=url, memories=sorted(page, key=lambda row: row.memory), next=page[-1].memory)
+    return Memories(store=url, memories=sorted(rows, key=lambda row: row.memory))
+
+
+async def describe_folders(
+    repository: Repository, folders: Iterable[str], view: View | None, *, limit: int
+) -> Memories:
+    """Return the rows of the memories in these folders, in that order: at most ``limit`` of those that ``view`` shows."""
+    seen = [folder for folder in folders if view is None or view.may_see_folder(folder)]
+    rows: list[Memory] = []
+    while seen and len(rows) < limit:
+        some, seen = seen[:limit], seen[limit:]
+        found = await gather_few(lambda name: _look_into(repository, name, view), some, PARALLEL_READS)
+        rows += [row for row in found if row is not None]
+    return Memories(store=repository.store.url, memories=rows[:limit])
+
+
+MOST_NAMES = 1_000_000
+
+
+def _choose_names(names: Iterable[str], view: View | None, after: str) -> list[str]:
+    """Return the folders that follow that of ``after`` and may be seen, in order."""
+    passed = build_memory_key(check_memory_id(after)) if after else ""
+    return sorted(name for name in names if name > passed and (view is None or view.may_see_folder(name)))
+
+
+async def _list_all(repository: Repository, view: View | None) -> list[Memory]:
+    """Return the rows of all memories, from one listing."""
+    folders: dict[str, list[ObjectInfo]] = {}
+    async for info in repository.store.list(ROOT):
+        folder = info.key[len(ROOT) :].partition("/")[0]
+        if view is None or view.may_see_folder(folder):
+            folders.setdefault(folder, []).append(info)
+    found = await gather_few(lambda one: _read_folder(repository, *one, view), folders.items(), PARALLEL_READS)
+    return sorted(filter(None, found), key=lambda row: row.memory)
+
+
+async def _look_into(repository: Repository, folder: str, view: View | None) -> Memory | None:
+    return await _read_folder(
+        repository, folder, [info async for info in repository.store.list(f"{ROOT}{folder}/")], view
+    )
+
+
+async def _read_folder(
+    repository: Repository, folder: str, infos: Sequence[ObjectInfo], view: View | None
+) -> Memory | None:
+    """Return the row of the memory in a folder; ``None`` if there is none, or ``view`` does not show it."""
+    prefix = f"{ROOT}{folder}/"
+    snapshots = [info.key for info in infos if info.key.startswith(f"{prefix}snapshots/")]
+    heads = [info.key for info in infos if info.key == f"{prefix}head.json"]
+    if not snapshots and not heads:
+        return None
+    state = await repository.find_head(folder) if heads else None
+    if state is not None and state.head is not None:
+        memory = state.head.memory
     else:
-        found = [memory for memory in await repository.memories(view.may_see_folder) if view.sees(memory)]
-    rows = [await _build_memory_row(repository, memory) for memory in found]
-    return Memories(store=repository.store.url, memories=rows)
+        memory, problem = await read_id(repository.store, folder, [*heads, *snapshots])
+        if problem:
+            LOG.warning(problem)
+        if not memory:
+            return None
+        state = None
+    if view is not None and not view.sees(memory):
+        return None
+    if state is None:
+        state = await repository.head(memory)
+    ids = [key for key in snapshots if is_snapshot_id(key[len(prefix) + len("snapshots/") :].removesuffix(".json"))]
+    return _build_row(memory, state, len(ids), sum(info.size for info in infos))
 
 
 async def describe_memory(repository: Repository, memory: str) -> Memory:
     """Return the row of one memory. Raise ``MemoryNotFound``."""
-    row = await _build_memory_row(repository, check_memory_id(memory))
+    state = await repository.head(check_memory_id(memory))
+    survey = await repository.survey(memory)
+    row = _build_row(memory, state, len(survey.snapshots), sum(survey.sizes.values()))
     if not row.snapshots and row.head is None:
         raise build_not_found_error(repository, memory)
     return row
 
 
-async def _build_memory_row(repository: Repository, memory: str) -> Memory:
-    state = await repository.head(memory)
-    survey = await repository.survey(memory)
+def _build_row(memory: str, state: HeadState, snapshots: int, size: int) -> Memory:
     return Memory(
         memory=memory,
         head=state.snapshot or None,
-        snapshots=len(survey.snapshots),
+        snapshots=snapshots,
         created=state.head.created if state.head else None,
         files=state.head.files if state.head else 0,
         bytes=state.head.bytes if state.head else 0,
-        stored_bytes=sum(survey.sizes.values()),
+        stored_bytes=size,
         problem=state.problem,
     )
 
@@ -76,17 +166,23 @@ async def list_existing_ids(repository: Repository, memory: str) -> list[str]:
     raise build_not_found_error(repository, memory)
 
 
-async def list_snapshots(repository: Repository, memory: str) -> Snapshots:
-    """Return the head, with any problem of it, and every snapshot, newest first. Raise ``MemoryNotFound``."""
+async def list_snapshots(repository: Repository, memory: str, *, limit: int = 0, after: str = "") -> Snapshots:
+    """Return the head, with any problem of it, and the snapshots, newest first: at most ``limit`` (0: all), those that
+    follow ``after``. Raise ``MemoryNotFound``."""
     survey = await repository.survey(check_memory_id(memory))
-    if not (ids := survey.snapshots):
+    if not survey.snapshots:
         raise build_not_found_error(repository, memory)
-    standings = await _read_standings(repository, memory, ids, survey)
+    ids = [snapshot for snapshot in survey.snapshots if not after or snapshot < after]
+    page = ids[:limit] if limit else ids
+    standings = await _read_standings(repository, memory, page, survey)
+    # The head's manifest is read with every page, to tell what is wrong with it.
+    shown = [name for name in sorted(standings.manifests, reverse=True) if len(page) == len(ids) or name >= page[-1]]
     return Snapshots(
         memory=memory,
         head=standings.state.snapshot or None,
         problem=standings.state.trouble(standings.manifests),
-        snapshots=[standings.row(name) for name in sorted(standings.manifests, reverse=True)],
+        snapshots=[standings.row(name) for name in shown if not after or name < after],
+        next=page[-1] if len(page) < len(ids) else None,
     )
 
 

@@ -59,11 +59,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memories:
-    """Every memory of a store."""
+    """The memories of a store, or a page of them."""
 
     store: str
     """The store's URL."""
     memories: list[Memory]
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ class Snapshots:
     problem: str = ""
     """What is wrong with the head, if it cannot be read."""
     snapshots: list[Snapshot]
+    next: str | None = None
+    """Where the next page begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +419,8 @@ class Overview:
     """What the service that answers is to create and could not yet."""
     noticed: list[NoticedSandbox] = field(default_factory=list)
     """Sandboxes that name a memory and are not looked after, as far as the service that answers saw."""
+    next: str | None = None
+    """Where the next page of ``attachments`` begins; null on the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from sidecar.records.files import MemoryFile
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest, Pack
+from sidecar.store.recall import Recalled
 
 Holds = Callable[[str], bool]
 
@@ -40,7 +41,17 @@ class Workspace:
     Packs are always compared with their hashes; with ``check``, so are the files that come of them.
     """
 
-    def __init__(self, store: Store, memory: str, scratch: Spool, wanted: Holds, *, check: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        memory: str,
+        scratch: Spool,
+        wanted: Holds,
+        *,
+        check: bool = True,
+        recalled: Recalled | None = None,
+    ) -> None:
+        self._recalled = recalled
         self._store, self._memory, self._scratch, self._wanted = store, memory, scratch, wanted
         self._indexes: dict[str, Index] = {}
         self._places: dict[str, str] = {}
@@ -134,7 +145,7 @@ class Workspace:
     async def _apply(self, manifest: Manifest, entries: dict[str, Entry], packs: list[Pack], *, keep: bool) -> None:
         """Fetch packs and apply them. Files that the snapshot does not have are dropped."""
         wanted = self._list_wanted(entries)
-        files = await fetch_packs(self._store, manifest.memory, packs, self._scratch)
+        files = await fetch_packs(self._store, manifest.memory, packs, self._scratch, self._recalled)
         self.packs_read += len(files)
         fetched = [
             PackFile(file.path, pack.codec, self._indexes[pack.id]) for file, pack in zip(files, packs, strict=True)

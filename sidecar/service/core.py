@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sidecar.engine.exports.decision import check_reasons
 from sidecar.engine.heads import accept, fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
-from sidecar.ids import check_memory_id, parse_snapshot_time
+from sidecar.ids import ROOT, check_memory_id, parse_snapshot_time
 from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
@@ -32,7 +32,7 @@ from sidecar.service.calls import REPEATED, note_outcome, note_subject
 from sidecar.service.event_types import DELETED
 from sidecar.service.events import Events, publish_accepted
 from sidecar.service.idempotency import KeyedCall, RememberedCall, RememberedCalls
-from sidecar.service.metrics import Metrics
+from sidecar.service.metrics import Metrics, Standing
 from sidecar.service.operations import Operation, Operations, Receipt
 from sidecar.service.sandboxes import Sandboxes, SandboxTarget
 from sidecar.service.settings import Service, narrow_local_policy
@@ -339,10 +339,20 @@ class Sidecar:
         self.events.publish(DELETED, memory=memory, objects=removed)
         return removed
 
-    async def refresh_head_times(self) -> None:
-        """Update the metrics on the age of each memory's newest snapshot from the store, whichever service made it."""
-        heads = await self.engine.repository.heads()
-        self.metrics.newest({head.memory: datetime.fromisoformat(head.created) for head in heads})
+    async def look_at_heads(self) -> int:
+        """Update the metrics on all memories from one listing of the store, whichever service wrote them. Return how many
+        objects there are."""
+        written: dict[str, float] = {}
+        sizes: Counter[str] = Counter()
+        count = 0
+        async for info in self.engine.repository.store.list(ROOT):
+            folder, _, rest = info.key[len(ROOT) :].partition("/")
+            sizes[folder] += info.size
+            count += 1
+            if rest == "head.json":
+                written[folder] = info.modified
+        self.metrics.update({folder: Standing(moment, sizes[folder]) for folder, moment in written.items()})
+        return count
 
     def publish_forgot(self, done: Forgotten) -> None:
         """Publish what the retention rules removed from a memory, if anything."""

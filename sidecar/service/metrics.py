@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from sidecar.host.values import dataclass
+from sidecar.ids import build_memory_key
 from sidecar.models.answers import Event
 from sidecar.service.event_types import ACCEPTED, DELETED
 
+HOUR, DAY = 3600.0, 86_400.0
+AGES = (60.0, 300.0, 900.0, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, float("inf"))
+SIZES = (1e5, 1e6, 1e7, 1e8, 1e9, 1e10, float("inf"))
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a memory stands in the store, as a listing shows it."""
+
+    written: float
+    """When its head was written, in seconds since the epoch."""
+    bytes: int
+    """What it needs there."""
 
 
 class Metrics:
@@ -39,16 +54,28 @@ class Metrics:
         self._stored = Counter(
             "memory_sidecar_stored_bytes", "Bytes that exports added to the store", registry=self.registry
         )
-        self._newest = Gauge(
-            "memory_sidecar_newest_snapshot_age_seconds",
-            "Since a memory's head was made, by this service or another; what others do is seen within ten minutes",
-            ["memory"],
+        self._ages = Gauge(
+            "memory_sidecar_memories_by_age",
+            "Memories whose head was written at most so many seconds ago, by whichever service; seen within ten minutes, or"
+            " longer in a store of very many objects",
+            ["up_to"],
             registry=self.registry,
         )
-        self._saved = Gauge(
-            "memory_sidecar_saved_age_seconds",
-            "Since this service last saw a memory saved: the head had all that its sandbox had",
-            ["memory"],
+        self._oldest = Gauge(
+            "memory_sidecar_oldest_head_age_seconds",
+            "Since the head was written that is the oldest of all; GET /v1/memories?order=oldest names them",
+            registry=self.registry,
+        )
+        self._saved_ages = Gauge(
+            "memory_sidecar_memories_by_saved_age",
+            "Memories that this service saw saved at most so many seconds ago: the head had all that their sandbox had",
+            ["up_to"],
+            registry=self.registry,
+        )
+        self._sizes = Gauge(
+            "memory_sidecar_memories_by_size",
+            "Memories that need at most so many bytes in the store; GET /v1/memories?order=largest names the largest",
+            ["up_to"],
             registry=self.registry,
         )
         self._running = Gauge(
@@ -127,7 +154,8 @@ class Metrics:
             ["status"],
             registry=self.registry,
         )
-        self._made: dict[str, float] = {}
+        self._known: dict[str, Standing] = {}
+        """By folder in the store."""
         self._seen: dict[str, float] = {}
 
     def count(self, event: Event) -> None:
@@ -168,7 +196,9 @@ class Metrics:
         if kind == "export" and event.details.get("saved"):
             self._seen[event.memory] = at
         if kind == "export" and outcome == "committed":
-            self._made[event.memory] = at
+            folder = build_memory_key(event.memory)
+            before = self._known.get(folder, Standing(0.0, 0))
+            self._known[folder] = Standing(at, before.bytes + int(event.details.get("packed_bytes", 0)))
 
     def count_listing(self) -> None:
         self._listings.inc()
@@ -179,19 +209,24 @@ class Metrics:
     def count_refusal(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
 
-    def newest(self, made: Mapping[str, datetime]) -> None:
-        """Set when each memory's head was made, from the store. Memories that are not in the store any more are
-        removed."""
-        for memory in self._made.keys() - made.keys():
-            self._forget(memory)
-        self._made = {memory: moment.timestamp() for memory, moment in made.items()}
+    @property
+    def standings(self) -> Mapping[str, Standing]:
+        """How the memories stand, by their folders in the store."""
+        return self._known
+
+    def rank(self, order: str) -> list[str]:
+        """Return the folders of all memories, the "oldest" or the "largest" first."""
+        if order == "oldest":
+            return sorted(self._known, key=lambda folder: self._known[folder].written)
+        return sorted(self._known, key=lambda folder: -self._known[folder].bytes)
+
+    def update(self, standings: Mapping[str, Standing]) -> None:
+        """Set how all memories stand, from a listing of the store."""
+        self._known = dict(standings)
 
     def _forget(self, memory: str) -> None:
-        """Remove the gauges of a memory."""
-        for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
-            if known.pop(memory, None) is not None:
-                with suppress(KeyError):  # not rendered yet
-                    shown.remove(memory)
+        self._known.pop(build_memory_key(memory), None)
+        self._seen.pop(memory, None)
 
     def text(self, *, running: int, waiting: int, attached: int, at_risk: int, missing: int = 0) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -200,7 +235,17 @@ class Metrics:
         self._missing.set(missing)
         self._running.set(running)
         self._waiting.set(waiting)
-        for known, shown in ((self._made, self._newest), (self._seen, self._saved)):
-            for memory, moment in known.items():
-                shown.labels(memory).set(max(0.0, time.time() - moment))
+        now = time.time()
+        ages = [now - one.written for one in self._known.values()]
+        _set_distribution(self._ages, AGES, ages)
+        _set_distribution(self._saved_ages, AGES, [now - moment for moment in self._seen.values()])
+        _set_distribution(self._sizes, SIZES, [one.bytes for one in self._known.values()])
+        self._oldest.set(max(0.0, *ages, 0.0))
         return generate_latest(self.registry)
+
+
+def _set_distribution(gauge: Gauge, bounds: Sequence[float], values: Iterable[float]) -> None:
+    """Set how many of these values are at most as large as each bound."""
+    ordered = sorted(values)
+    for bound in bounds:
+        gauge.labels(f"{bound:g}" if bound < float("inf") else "+Inf").set(bisect_right(ordered, bound))

@@ -44,7 +44,9 @@ from sidecar.service.watch.watch import Watcher
 
 DELIVERY_SECONDS = 3.0
 HEADS_SECONDS = 600.0
-"""How often the heads are read, to see what other services have stored."""
+"""How often the store is listed, to see what other services have stored."""
+LISTED_PER_SECOND = 200
+"""A store with more objects is listed so rarely that it is asked for a page every five seconds at most."""
 UNSAVED = 1
 HURRIED = 130
 
@@ -103,7 +105,7 @@ async def serve(
     sidecar = Sidecar(engine, settings, trail)
     deliveries = _start_deliveries(sidecar, config.webhooks)
     jobs = Jobs()
-    keeper = Keeper(sidecar, jobs)
+    keeper = Keeper(sidecar, jobs, shares=not beside)
     await keeper.start()
     keep_audit = config.audit.keep_seconds if config.audit.store else 0.0
     RetentionJob(sidecar, jobs, keep_audit=keep_audit).start()
@@ -114,7 +116,7 @@ async def serve(
     starts.look_regularly(jobs)
     WantedJob(starts, keeper, sidecar, jobs, config.start).start()
     Watcher(starts, keeper, sidecar, jobs, config.watch).start()
-    jobs.every("look at heads", HEADS_SECONDS, sidecar.refresh_head_times, first=0)
+    _look_at_heads_regularly(sidecar, jobs)
     jobs.start()
     indexing = _start_indexing(sidecar, config.index_every)
     scheme = "http" if tls is None else "https"
@@ -141,6 +143,19 @@ async def serve(
     await asyncio.wait({serving}, timeout=5)
     await _close_trail(trail)
     return HURRIED if orders.hurry.is_set() else UNSAVED if left else 0
+
+
+def _look_at_heads_regularly(sidecar: Sidecar, jobs: Jobs) -> None:
+    """Look at all heads now, and then as often as the size of the store allows."""
+
+    async def look() -> None:
+        pause = HEADS_SECONDS
+        try:
+            pause = max(pause, await sidecar.look_at_heads() / LISTED_PER_SECOND)
+        finally:
+            jobs.run_once("look at heads", pause, look)
+
+    jobs.run_once("look at heads", 0, look)
 
 
 async def _close_trail(trail: Trail) -> None:

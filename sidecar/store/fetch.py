@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import AsyncIterator, Iterable
 from io import BytesIO
 
 from sidecar.errors import ObjectMissing, SnapshotDamaged
@@ -15,6 +16,10 @@ from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest, Pack
+from sidecar.store.recall import Recalled
+
+AT_ONCE = 16
+"""How many objects of a snapshot are fetched at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,58 +39,98 @@ class FetchedSnapshot:
 
 
 async def fetch_entries(
-    store: Store, manifest: Manifest, spool: Spool
+    store: Store, manifest: Manifest, spool: Spool, recalled: Recalled | None = None
 ) -> tuple[dict[str, index.Entry], list[index.Index], list[SpooledFile]]:
     """Return a snapshot's entries, from the indexes of its packs. Raise ``SnapshotDamaged``."""
     keys = MemoryKeys.of(manifest.memory)
-    files = await asyncio.gather(
-        *(_fetch(store, keys.index(pack.id), pack.index_bytes, pack.index_sha256, spool) for pack in manifest.packs)
-    )
+    wanted = [_Wanted(keys.index(pack.id), pack.index_bytes, pack.index_sha256) for pack in manifest.packs]
+    files = await _fetch_all(store, wanted, spool, recalled)
     try:
         indexes = [await asyncio.to_thread(_read_index, file) for file in files]
-        return merge_indexes(indexes), indexes, list(files)
+        return merge_indexes(indexes), indexes, files
     except ValueError as problem:
         raise SnapshotDamaged(f"An index of snapshot {manifest.snapshot} is damaged: {problem}.") from None
 
 
-async def fetch(store: Store, manifest: Manifest, spool: Spool) -> FetchedSnapshot:
+async def fetch(store: Store, manifest: Manifest, spool: Spool, recalled: Recalled | None = None) -> FetchedSnapshot:
     """Fetch a whole snapshot. Raise ``SnapshotDamaged``, naming the object that is missing or different."""
-    entries, indexes, index_files = await fetch_entries(store, manifest, spool)
-    packs = await fetch_packs(store, manifest.memory, manifest.packs, spool)
-    return FetchedSnapshot(manifest, entries, indexes, packs, index_files)
+    entries = asyncio.ensure_future(fetch_entries(store, manifest, spool, recalled))
+    packs = asyncio.ensure_future(fetch_packs(store, manifest.memory, manifest.packs, spool, recalled))
+    try:
+        found, indexes, index_files = await entries
+        return FetchedSnapshot(manifest, found, indexes, await packs, index_files)
+    finally:
+        for task in (entries, packs):
+            task.cancel()
+        await asyncio.gather(entries, packs, return_exceptions=True)
 
 
-async def fetch_packs(store: Store, memory: str, packs: Iterable[Pack], spool: Spool) -> list[SpooledFile]:
+async def fetch_packs(
+    store: Store, memory: str, packs: Iterable[Pack], spool: Spool, recalled: Recalled | None = None
+) -> list[SpooledFile]:
     """Fetch packs without their indexes. Raise ``SnapshotDamaged``."""
     keys = MemoryKeys.of(memory)
-    return [await _fetch(store, keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256, spool) for pack in packs]
+    wanted = [_Wanted(keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256) for pack in packs]
+    return await _fetch_all(store, wanted, spool, recalled)
 
 
 async def fetch_pack(store: Store, memory: str, pack: Pack, spool: Spool) -> tuple[SpooledFile, SpooledFile]:
     """Fetch a pack and its index. Raise ``SnapshotDamaged``."""
-    index_key = MemoryKeys.of(memory).index(pack.id)
-    packs = await fetch_packs(store, memory, [pack], spool)
-    return packs[0], await _fetch(store, index_key, pack.index_bytes, pack.index_sha256, spool)
+    keys = MemoryKeys.of(memory)
+    wanted = [
+        _Wanted(keys.pack(pack.id, pack.codec), pack.bytes, pack.sha256),
+        _Wanted(keys.index(pack.id), pack.index_bytes, pack.index_sha256),
+    ]
+    files = await _fetch_all(store, wanted, spool, None)
+    return files[0], files[1]
 
 
-def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
-    """Raise ``SnapshotDamaged`` unless every object of a snapshot is listed with its size."""
-    keys = MemoryKeys.of(manifest.memory)
-    for pack in manifest.packs:
-        for key, size in zip((keys.pack(pack.id, pack.codec), keys.index(pack.id)), pack.in_store, strict=True):
-            if sizes.get(key) != size:
-                raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """An object, as its manifest says it is."""
+
+    key: str
+    size: int
+    sha256: str
 
 
-async def _fetch(store: Store, key: str, size: int, sha256: str, spool: Spool) -> SpooledFile:
-    """Fetch one object and compare its size and hash. Raise ``SnapshotDamaged``."""
+async def _fetch_all(
+    store: Store, wanted: Iterable[_Wanted], spool: Spool, recalled: Recalled | None
+) -> list[SpooledFile]:
+    """Fetch several objects at once. If one is damaged, the others are not waited for."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def fetch_one(one: _Wanted) -> SpooledFile:
+        async with turns:
+            return await _fetch(store, one, spool, recalled)
+
+    tasks = [asyncio.ensure_future(fetch_one(one)) for one in wanted]
     try:
-        got = await spool.take(store.stream(key), most=size)
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _fetch(store: Store, wanted: _Wanted, spool: Spool, recalled: Recalled | None) -> SpooledFile:
+    """Fetch one object and compare its size and hash. Raise ``SnapshotDamaged``."""
+    data = recalled.find(wanted.key) if recalled is not None else None
+    if data is not None and hashlib.sha256(data).hexdigest() == wanted.sha256:
+        return await spool.take(_yield_once(data), most=wanted.size)
+    try:
+        got = await spool.take(store.stream(wanted.key), most=wanted.size)
     except ObjectMissing:
-        raise SnapshotDamaged(f"{key} is missing from the store.") from None
-    if (got.size, got.sha256) != (size, sha256):
-        raise SnapshotDamaged(f"{key} is damaged: its size or hash is not what the manifest says.")
+        raise SnapshotDamaged(f"{wanted.key} is missing from the store.") from None
+    if (got.size, got.sha256) != (wanted.size, wanted.sha256):
+        raise SnapshotDamaged(f"{wanted.key} is damaged: its size or hash is not what the manifest says.")
+    if recalled is not None and recalled.may_keep(got.size):
+        recalled.keep(wanted.key, await asyncio.to_thread(got.path.read_bytes))
     return got
+
+
+async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def _read_index(file: SpooledFile) -> index.Index:

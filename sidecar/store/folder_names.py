@@ -27,7 +27,7 @@ from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.format.checksums import encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
+from sidecar.ports import Glance, Link, ObjectInfo, Store, StoredObject, StoreLayer
 
 LOG = logging.getLogger("sidecar")
 HEAD = "head.json"
@@ -176,6 +176,10 @@ class PortableStore(StoreLayer):
                 _gather_infos(self._inner.list(below.at(FolderForm.NEW))),
             )
             there = [*old, *new]
+        return self._merge(below, there)
+
+    def _merge(self, below: _MemoryKey | None, there: Iterable[ObjectInfo]) -> Infos:
+        """Return what was listed in both folders as if it were one."""
         in_old: dict[str, ObjectInfo] = {}
         in_new: dict[str, ObjectInfo] = {}
         for info in there:
@@ -183,6 +187,8 @@ class PortableStore(StoreLayer):
             folder = parse_portable_folder(name)
             if folder != name:
                 key = f"{ROOT}{folder}{info.key[len(ROOT) + len(name) :]}"
+                if below is None and key.endswith(f"/{HEAD}"):
+                    self._homes.setdefault(folder, FolderForm.NEW)
                 in_new[key] = replace(info, key=key)
             elif not _is_signpost(info):
                 in_old[info.key] = info
@@ -191,6 +197,22 @@ class PortableStore(StoreLayer):
         in_old_home = below is not None and self._homes.get(below.folder) is FolderForm.OLD
         both = in_new | in_old if in_old_home else in_old | in_new
         return sorted(both.values(), key=lambda info: info.key)
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        below = _parse_key(prefix)
+        if below is None:
+            return await self._inner.glance(prefix, after=after, level=level)
+        start = _parse_key(after)
+
+        def look(form: FolderForm) -> Awaitable[Glance]:
+            return self._inner.glance(below.at(form), after=start.at(form) if start else after, level=level)
+
+        new, old = await asyncio.gather(look(FolderForm.NEW), self._try_old(lambda: look(FolderForm.OLD), Glance([])))
+        return Glance(
+            self._merge(below, [*old.objects, *new.objects]),
+            sorted({*old.folders, *new.folders}),
+            old.complete and new.complete,
+        )
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
         double = _parse_key(prefix)

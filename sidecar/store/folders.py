@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 from sidecar.errors import ObjectRefused
 from sidecar.format.checksums import decode_checksummed
+from sidecar.host.work import gather_few
 from sidecar.ids import ROOT, MemoryKeys, is_plain_id
 from sidecar.ports import Store
+
+AT_ONCE = 16
+"""How many memories are looked at at a time."""
 
 
 async def list_memories(store: Store, in_folder: Callable[[str], bool] | None = None) -> tuple[list[str], list[str]]:
@@ -19,7 +23,7 @@ async def list_memories(store: Store, in_folder: Callable[[str], bool] | None = 
         folder, _, rest = info.key[len(ROOT) :].partition("/")
         if (rest == "head.json" or rest.startswith("snapshots/")) and (in_folder is None or in_folder(folder)):
             folders.setdefault(folder, []).append(info.key)
-    found = [await read_id(store, folder, keys) for folder, keys in folders.items()]
+    found = await gather_few(lambda one: read_id(store, *one), folders.items(), AT_ONCE)
     return sorted(filter(None, (memory for memory, _ in found))), [problem for _, problem in found if problem]
 
 

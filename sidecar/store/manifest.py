@@ -6,7 +6,7 @@ A manifest also says what is missing from its snapshot: trimmed by a limit, or s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
@@ -19,7 +19,7 @@ from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.format.index import Entry
 from sidecar.host.text import format_count
 from sidecar.host.values import dataclass
-from sidecar.ids import parse_snapshot_time
+from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import CoveredRules
 from sidecar.layouts.earlier import EARLIER
 from sidecar.receipts import Scrubbed
@@ -271,6 +271,15 @@ def digest_tree(entries: dict[str, Entry]) -> str:
         ]
         digest.update("".join(lines).encode())
     return digest.hexdigest()
+
+
+def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Raise ``SnapshotDamaged`` unless every object of a snapshot is listed with its size."""
+    keys = MemoryKeys.of(manifest.memory)
+    for pack in manifest.packs:
+        for key, size in zip((keys.pack(pack.id, pack.codec), keys.index(pack.id)), pack.in_store, strict=True):
+            if sizes.get(key) != size:
+                raise SnapshotDamaged(f"Snapshot {manifest.snapshot} cannot be used: {key} is missing or cut short.")
 
 
 def describe_trimmed(manifest: Manifest) -> str:

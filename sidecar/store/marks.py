@@ -18,6 +18,12 @@ until the pack is deleted (no other process changes a fresh ``going``, and a col
 an hour of its claim gives up). So the export, which reads the marks after writing its manifest, finds ``going``, or,
 because the pack is deleted before its mark, finds the pack missing; and it fails.
 
+Packs of the head need not be looked for, if the new snapshot is to replace that head by compare-and-swap: when that
+succeeds, they were those of the head all the time, from before the export read its base. A collector that read the
+manifests in that time found the head's. One that read them before that, and found none that named the pack, had marked
+it before the head's own manifest was written; whoever made that snapshot the head has called ``hold_packs`` after
+writing it, and found the mark, or the pack missing.
+
 The grace period plays no part in this argument. It is for readers (a restore, a link that a sandbox has), and lets
 exports succeed: a pack is not marked before it is as old as the grace period, and an export does not commit on a base
 that it read longer ago than half of it. By then a pack it relies on may be ``waiting``, but not yet ``going``.
@@ -28,14 +34,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 from sidecar.errors import BaseCollected, ObjectRefused, SwapLost
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
-from sidecar.store.manifest import Manifest
+from sidecar.store.manifest import Manifest, Pack
 
 LOG = logging.getLogger("sidecar")
 
@@ -95,10 +101,12 @@ class Marks:
         await self.store.delete([self.keys.mark(pack) for pack in packs])
 
 
-async def hold_packs(store: Store, manifest: Manifest) -> None:
+async def hold_packs(store: Store, manifest: Manifest, *, held: Collection[str] = ()) -> None:
     """Make sure that every pack of a manifest that is already in the store stays there.
 
-    Raise ``BaseCollected`` if a pack is deleted or about to be: then the caller must remove the manifest.
+    Raise ``BaseCollected`` if a pack is deleted or about to be: then the caller must remove the manifest. ``held``: packs
+    of a snapshot that is the head from before the manifest was written until the head is swapped for it, or the swap
+    fails. They need not be looked for (see above).
     """
     keys = MemoryKeys.of(manifest.memory)
     marks = Marks(store, keys)
@@ -106,10 +114,13 @@ async def hold_packs(store: Store, manifest: Manifest) -> None:
     # Marks are read before the packs are listed, because a pack is deleted before its mark.
     marked = [info.key[len(keys.marks) :] async for info in store.list(keys.marks)]
     await asyncio.gather(*(_keep_pack(marks, pack) for pack in marked if pack in named))
-    there = {info.key: info.size async for info in store.list(keys.packs)}
-    for pack in named.values():
+
+    async def look(pack: Pack) -> None:
+        there = {info.key: info.size async for info in store.list(keys.start_of(pack.id))}
         if (there.get(keys.pack(pack.id, pack.codec)), there.get(keys.index(pack.id))) != pack.in_store:
             raise BaseCollected(f"Pack {pack.id}, which this snapshot needs, was collected while it was made.")
+
+    await asyncio.gather(*(look(pack) for name, pack in named.items() if name not in held))
 
 
 async def _keep_pack(marks: Marks, pack: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import (
@@ -23,19 +23,32 @@ from sidecar.errors import (
     SwapLost,
     UnknownFormat,
 )
+from sidecar.format.checksums import decode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
-from sidecar.ids import MemoryKeys, check_memory_id, check_new_memory_id, is_snapshot_id, make_snapshot_id
-from sidecar.ports import Store, StoredObject
+from sidecar.ids import (
+    ROOT,
+    MemoryKeys,
+    build_memory_key,
+    check_memory_id,
+    check_new_memory_id,
+    is_snapshot_id,
+    make_snapshot_id,
+)
+from sidecar.ports import ObjectInfo, Store, StoredObject
 from sidecar.store.folders import list_memories
 from sidecar.store.head_copies import HeadCopies
-from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, rebuild_head
+from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, check_sizes, rebuild_head
+from sidecar.store.recall import Recall, Recalled
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
 LOG = logging.getLogger("sidecar")
-PARALLEL_READS = 8
+PARALLEL_READS = 16
 MOST_BEYOND = 20
 """At most this many snapshots after the head are read before an export."""
+MOST_RECENT = 100
+"""So many of the latest heads, and what was stored since the oldest of them, are known of a memory that has too many
+objects to list them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +95,13 @@ class Survey:
     damaged: set[str]
     """Snapshots that were found damaged."""
     pinned: set[str]
+    versions: dict[str, str] = field(default_factory=dict)
+    """The versions of the objects, where the listing tells them."""
+    now: float = 0.0
+    """When the latest of these objects was written, by the store's clock: it cannot be earlier now."""
+    complete: bool = True
+    """Nothing is missing. Otherwise the memory has too many objects: ``snapshots`` has the recent ones, ``sizes`` those
+    objects that were asked for, and pins are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,8 @@ class Repository:
     store: Store
     witnesses: HeadCopies | None = None
     """In a signed store: copies of heads, to detect a head that was put back."""
+    recall: Recall = field(default_factory=Recall)
+    """What need not be read again, if a listing says that it is as it was."""
 
     async def head(self, memory: str) -> HeadState:
         """Return the head of a memory; an empty state if it has none."""
@@ -108,11 +130,25 @@ class Repository:
         notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
         return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
 
-    async def _load_head(self, memory: str) -> HeadState:
-        """Read the head object alone; a damaged or refused one is reported in ``problem``."""
+    async def find_head(self, folder: str) -> HeadState | None:
+        """Return the head of the memory in a folder of the store, whose name may not tell the id; ``None`` if it is not
+        valid."""
+        try:
+            stored = await self.store.get(MemoryKeys(f"{ROOT}{folder}/").head)
+            memory = decode_checksummed(stored.data).get("memory") if stored is not None else None
+            if stored is None or not isinstance(memory, str) or build_memory_key(memory) != folder:
+                return None
+            head = Head.decode(stored.data, memory)
+        except (ValueError, BadMemoryId, ObjectRefused, SnapshotDamaged):
+            return None
+        return HeadState(head, stored.version) if self.witnesses is None else await self.head(memory)
+
+    async def _load_head(self, memory: str, listed: str = "") -> HeadState:
+        """Read the head object alone; a damaged or refused one is reported in ``problem``. ``listed``: its version, as a
+        listing shows it."""
         version = None
         try:
-            stored = await self.store.get(MemoryKeys.of(memory).head)
+            stored = await self._read(MemoryKeys.of(memory).head, listed)
             if stored is None:
                 return HeadState()
             version = stored.version
@@ -132,8 +168,19 @@ class Repository:
 
     async def survey(self, memory: str) -> Survey:
         """List everything of a memory once."""
+        return await self._build_survey(memory, [info async for info in self.store.list(MemoryKeys.of(memory).prefix)])
+
+    async def _build_survey(self, memory: str, infos: Iterable[ObjectInfo], *, complete: bool = True) -> Survey:
         keys = MemoryKeys.of(memory)
-        sizes = {info.key: info.size async for info in self.store.list(keys.prefix)}
+        sizes: dict[str, int] = {}
+        versions: dict[str, str] = {}
+        now = 0.0
+        for info in infos:
+            sizes[info.key] = info.size
+            now = max(now, info.modified)
+            if info.version:
+                versions[info.key] = info.version
+        self.recall.compare(versions)
         names = [key[len(keys.snapshots) :].removesuffix(".json") for key in sizes if key.startswith(keys.snapshots)]
         damaged = {key[len(keys.damaged) :] for key in sizes if key.startswith(keys.damaged)}
         if damaged:
@@ -142,7 +189,81 @@ class Repository:
                 name for name, why in (await self.read_damage(memory, damaged)).items() if why.endswith(NOT_KNOWN)
             }
         pinned = {key[len(keys.pins) :] for key in sizes if key.startswith(keys.pins)}
-        return Survey(sorted(filter(is_snapshot_id, names), reverse=True), sizes, damaged, pinned)
+        snapshots = sorted(filter(is_snapshot_id, names), reverse=True)
+        return Survey(snapshots, sizes, damaged, pinned, versions, now, complete)
+
+    async def open(self, memory: str) -> tuple[HeadState, Survey]:
+        """Return the head, and what a memory has, with a number of requests that does not depend on how much it has.
+
+        A head that this process has read or written is not read again if the listing shows that it is the same.
+        """
+        key, prefix = MemoryKeys.of(memory).head, MemoryKeys.of(memory).prefix
+        if self.witnesses is not None:
+            return await asyncio.gather(self.head(memory), self.survey(memory))
+        recalled = self.recall.peek(key)
+        if recalled is not None and memory in self.recall.large:
+            with contextlib.suppress(SnapshotDamaged):
+                survey = await self._survey_recent(memory, Head.decode(recalled, memory))
+                return await self._load_head(memory, survey.versions.get(key, "")), survey
+        if recalled is not None:
+            seen = await self.store.glance(prefix)
+            survey = await self._build_survey(memory, seen.objects, complete=seen.complete)
+            state = await self._load_head(memory, survey.versions.get(key, ""))
+        else:
+            state, seen = await asyncio.gather(self._load_head(memory), self.store.glance(prefix))
+            survey = await self._build_survey(memory, seen.objects, complete=seen.complete)
+        if not seen.complete:
+            self.recall.large.add(memory)
+            survey = await (self._survey_recent(memory, state.head) if state.head else self.survey(memory))
+        return state, survey
+
+    async def _survey_recent(self, memory: str, head: Head) -> Survey:
+        """Return what was stored lately. ``head`` may be an earlier one."""
+        keys = MemoryKeys.of(memory)
+        known = sorted({snapshot for snapshot, _ in head.history}, reverse=True)[:MOST_RECENT]
+        after = keys.snapshot(known[-1] if known else head.snapshot).removesuffix(".json")
+        listed = self.recall.find_recent(memory)
+        if listed is None:
+            top, recent = await asyncio.gather(
+                self.store.glance(keys.prefix, level=True), self.store.glance(keys.snapshots, after=after)
+            )
+            listed = [*recent.objects]
+            self.recall.keep_recent(memory, listed)
+            if not recent.complete:
+                return await self.survey(memory)
+        else:
+            top = await self.store.glance(keys.prefix, level=True)
+        if not top.complete:
+            return await self.survey(memory)
+        folder = keys.damaged[len(keys.prefix) :].rstrip("/")
+        damaged = [info async for info in self.store.list(keys.damaged)] if folder in top.folders else []
+        return await self._build_survey(memory, [*top.objects, *listed, *damaged], complete=False)
+
+    def recall_by(self, survey: Survey) -> Recalled:
+        """Return what need not be read again, by what a survey showed."""
+        return Recalled(self.recall, survey.versions, partial=not survey.complete)
+
+    async def check_present(self, manifest: Manifest, survey: Survey) -> None:
+        """Raise ``SnapshotDamaged`` unless every object of a snapshot is there with its size.
+
+        Where the survey is not complete, the store is asked for each pack that was not seen a short time ago.
+        """
+        if survey.complete:
+            check_sizes(manifest, survey.sizes)
+            return
+        keys = MemoryKeys.of(manifest.memory)
+
+        async def look(key: str) -> None:
+            if (size := self.recall.seen(key)) is not None:
+                survey.sizes[key] = size
+                return
+            async for info in self.store.list(key):
+                survey.sizes[key] = info.size
+                self.recall.note_seen(key, info.size)
+
+        wanted = [key for pack in manifest.packs for key in (keys.pack(pack.id, pack.codec), keys.index(pack.id))]
+        await gather_few(look, [key for key in wanted if key not in survey.sizes], PARALLEL_READS)
+        check_sizes(manifest, survey.sizes)
 
     async def pinned(self, memory: str) -> set[str]:
         """Return the snapshots of a memory that no rule may remove."""
@@ -180,9 +301,20 @@ class Repository:
         """Remove the record that snapshots are damaged."""
         await self.store.delete([MemoryKeys.of(memory).damage(snapshot) for snapshot in snapshots])
 
-    async def manifest(self, memory: str, snapshot: str) -> Manifest:
-        """Read a manifest. Raise ``SnapshotNotFound`` or ``SnapshotDamaged``."""
-        stored = await self.store.get(MemoryKeys.of(memory).snapshot(snapshot))
+    async def _read(self, key: str, listed: str = "") -> StoredObject | None:
+        """Read a small object, unless a listing shows that it is as it was."""
+        if listed and (data := self.recall.find(key, listed)) is not None:
+            return StoredObject(data, listed)
+        stored = await self.store.get(key)
+        if stored is not None:
+            self.recall.keep(key, stored.data, stored.version)
+        return stored
+
+    async def manifest(self, memory: str, snapshot: str, survey: Survey | None = None) -> Manifest:
+        """Read a manifest, unless ``survey`` shows that it is as this process knows it. Raise ``SnapshotNotFound`` or
+        ``SnapshotDamaged``."""
+        key = MemoryKeys.of(memory).snapshot(snapshot)
+        stored = await self._read(key, survey.versions.get(key, "") if survey is not None else "")
         if stored is None:
             raise SnapshotNotFound(f"{memory} has no snapshot {snapshot}.")
         return Manifest.decode(stored.data, memory, snapshot)
@@ -224,14 +356,15 @@ class Repository:
 
     async def heads(self) -> list[Head]:
         """Return the head of every memory that has one which can be read."""
-        states = [await self.head(memory) for memory in await self.memories()]
+        states = await gather_few(self.head, await self.memories(), PARALLEL_READS)
         return [state.head for state in states if state.head is not None]
 
     async def commit(self, manifest: Manifest) -> None:
         """Write the manifest of a snapshot whose packs are stored: from now on it can be read."""
-        await self.store.swap(
-            MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode(), expected=None
-        )
+        key, data = MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot), manifest.encode()
+        version = await self.store.swap(key, data, expected=None)
+        self.recall.keep(key, data, version)
+        self.recall.add_recent(manifest.memory, ObjectInfo(key, len(data), manifest.time.timestamp(), version))
 
     async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
         """Point the head at a snapshot, if it was not moved since ``state`` was read. Raise ``SwapLost`` otherwise.
@@ -247,7 +380,8 @@ class Repository:
         if self.witnesses is not None and head.format > (state.head.format if state.head else FORMAT):
             await self.witnesses.clear(manifest.memory)
         try:
-            await self.store.swap(key, head.encode(), expected=state.version)
+            data = head.encode()
+            self.recall.keep(key, data, await self.store.swap(key, data, expected=state.version))
         except SwapLost:
             there = await self.head(manifest.memory)
             if state.head is not None and there.head == state.head:

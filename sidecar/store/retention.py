@@ -7,13 +7,15 @@ became the head or was pinned in between is put back, as ``Repository.keep`` exp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 
 from sidecar.errors import SnapshotDamaged, StoreError
 from sidecar.host.values import dataclass
-from sidecar.ids import MemoryKeys, parse_snapshot_time
+from sidecar.host.work import gather_few
+from sidecar.ids import ROOT, MemoryKeys, is_plain_id, parse_snapshot_time
 from sidecar.models.answers import Fate, Forgotten
 from sidecar.policy.retention import (
     KeepLabelled,
@@ -26,11 +28,16 @@ from sidecar.policy.retention import (
     plan_memory,
     plan_store,
 )
+from sidecar.ports import ObjectInfo
+from sidecar.store.folders import read_id
 from sidecar.store.garbage import collect
 from sidecar.store.manifest import LONGEST_HISTORY, Manifest
 from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
 
+LOG = logging.getLogger("sidecar")
+AT_ONCE = 4
+"""How many memories are read at a time."""
 Manifests = Mapping[str, Manifest | SnapshotDamaged]
 
 
@@ -60,10 +67,16 @@ async def forget_all(
 
     Return what was done to each, and by how much what has to stay exceeds the limit.
     """
-    reads = {
-        memory: await _read_memory(repository, memory, retention.build_policy_for(memory))
-        for memory in await repository.memories()
-    }
+    memories = await repository.memories()
+    reads = dict(
+        zip(
+            memories,
+            await gather_few(
+                lambda memory: _read_memory(repository, memory, retention.build_policy_for(memory)), memories, AT_ONCE
+            ),
+            strict=True,
+        )
+    )
     # If something cannot be read, the packs it needs are not known: the limit then removes nothing there, and all of it
     # counts.
     loose = {memory: read.plan for memory, read in reads.items() if not read.problem}
@@ -75,12 +88,65 @@ async def forget_all(
     return done, over
 
 
-async def forget_lightly(repository: Repository, memory: str, policy: RetentionPolicy) -> tuple[int, int]:
-    """Apply the rules to one memory, reading only the manifests of what may be removed, and collect nothing.
+async def forget_due(repository: Repository, retention: Retention) -> tuple[list[Forgotten], int]:
+    """Do as ``forget_all`` does, without asking for memories of which one listing of the store shows that nothing of
+    them can be due. For a service, which does this again and again."""
+    if retention.store_bytes:
+        return await forget_all(repository, retention)
+    folders: dict[str, list[ObjectInfo]] = {}
+    newest = 0.0
+    async for info in repository.store.list(ROOT):
+        folders.setdefault(info.key[len(ROOT) :].partition("/")[0], []).append(info)
+        newest = max(newest, info.modified)
+    due = {folder: infos for folder, infos in folders.items() if _may_be_due(folder, infos, newest, retention)}
+    if folders:
+        await repository.store.sweep(ROOT, older_than=newest - retention.grace_seconds)
+
+    async def forget_one(folder: str) -> Forgotten | None:
+        told = [info.key for info in due[folder] if info.key.endswith("/head.json") or "/snapshots/" in info.key]
+        memory, problem = await read_id(repository.store, folder, told)
+        if problem:
+            LOG.warning(problem)
+        return await forget(repository, memory, retention) if memory else None
+
+    done = await gather_few(forget_one, due, AT_ONCE)
+    return [one for one in done if one is not None], 0
+
+
+def _may_be_due(folder: str, infos: Sequence[ObjectInfo], now: float, retention: Retention) -> bool:
+    """Whether something of a memory may have to go, by its objects alone.
+
+    Every export stores one pack. Where there are no more packs than snapshots, and no rules, each is needed.
+    """
+    keys = MemoryKeys(f"{ROOT}{folder}/")
+    snapshots = {
+        info.key[len(keys.snapshots) :].removesuffix(".json") for info in infos if info.key.startswith(keys.snapshots)
+    }
+    packs = {keys.parse_pack_id(info.key) for info in infos if info.key.startswith(keys.packs)}
+    policy = retention.build_policy_for(folder) if is_plain_id(folder) else None
+    ruled = (policy is None and bool(retention.memories)) or bool((policy or retention.policy()).rules)
+    ruled = ruled or bool((policy or retention.policy()).most_bytes)
+    if (ruled and len(snapshots) > 1) or len(packs) > len(snapshots):
+        return True
+    for info in infos:
+        if info.key.startswith((keys.pins, keys.damaged)) and info.key.rpartition("/")[2] not in snapshots:
+            return True
+        if info.key.startswith(keys.calls) and now - info.modified >= retention.calls_seconds:
+            return True
+        if info.key.startswith(keys.marks) or info.key == keys.clock:
+            return True
+    return False
+
+
+async def forget_lightly(
+    repository: Repository, memory: str, policy: RetentionPolicy, known: tuple[HeadState, Survey] | None = None
+) -> tuple[int, int]:
+    """Apply the rules to one memory, reading only the manifests of what may be removed, and collect nothing. ``known``:
+    the head and a complete listing, as they were a moment ago, which may show that nothing is to go.
 
     Return how many were removed, and by how many bytes what stays exceeds the policy's limit.
     """
-    state, survey = await repository.head(memory), await repository.survey(memory)
+    state, survey = known or (await repository.head(memory), await repository.survey(memory))
     if state.head is None:
         return 0, 0
     keys, now = MemoryKeys.of(memory), datetime.now(UTC)
@@ -96,6 +162,9 @@ async def forget_lightly(repository: Repository, memory: str, policy: RetentionP
         wanted |= more
     rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
     decided = plan_memory(rows, policy if over else RetentionPolicy(policy.rules, policy.labelled), now)
+    if known is not None and decided.forgotten:
+        # What others removed since may be among what the rules counted as kept: read all of it again before any goes.
+        return await forget_lightly(repository, memory, policy)
     return await _remove(repository, memory, [row.id for row in decided.forgotten], manifests), decided.over_bytes
 
 

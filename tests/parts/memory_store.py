@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from sidecar.errors import ObjectMissing, SwapLost
-from sidecar.ports import Link, ObjectInfo, StoredObject
+from sidecar.ports import Glance, Link, ObjectInfo, StoredObject
 
 
 class MemoryStore:
@@ -56,6 +56,14 @@ class MemoryStore:
         for key in sorted(key for key in self.objects if key.startswith(prefix)):
             data, modified, _ = self.objects[key]
             yield ObjectInfo(key, len(data), modified)
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        infos = [info async for info in self.list(prefix) if info.key > after]
+        if not level:
+            return Glance(infos[:1000], complete=len(infos) <= 1000)
+        return Glance(
+            [info for info in infos if "/" not in info.key[len(prefix) :]], await self.folders(prefix, most=1000)
+        )
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
         below = (key[len(prefix) :].split("/") for key in self.objects if key.startswith(prefix))

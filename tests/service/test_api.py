@@ -188,10 +188,14 @@ def test_metrics_count_what_happened(service: Service, home: Path) -> None:
         'memory_sidecar_operations_total{kind="export",outcome="committed"} 1.0',
         'memory_sidecar_operations_total{kind="export",outcome="unchanged"} 1.0',
         'memory_sidecar_operations_total{kind="export",outcome="failed"} 1.0',
-        'memory_sidecar_newest_snapshot_age_seconds{memory="me"}',
+        'memory_sidecar_memories_by_age{up_to="+Inf"} 1.0',
+        'memory_sidecar_memories_by_saved_age{up_to="300"} 1.0',
+        'memory_sidecar_memories_by_size{up_to="1e+09"} 1.0',
+        "memory_sidecar_oldest_head_age_seconds",
         "memory_sidecar_attachments_at_risk 0.0",
     ):
         assert line in text
+    assert 'memory="' not in text
 
 
 def test_a_repeated_call_is_done_once_also_across_a_restart(service: Service, home: Path) -> None:

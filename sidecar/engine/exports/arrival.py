@@ -36,10 +36,11 @@ from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
 from sidecar.host.files import SpooledFile
 from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline, retry_safely, run_in_thread
+from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
 from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
-from sidecar.store.fetch import check_sizes, fetch_entries
+from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest
 
@@ -172,8 +173,8 @@ async def _find_base(
         if run.ahead is not None and answer.base == run.state.snapshot:
             return await run.ahead
         if answer.status == "unchanged":
-            manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
-            check_sizes(manifest, run.survey.sizes)
+            manifest = await run.engine.repository.manifest(run.request.memory, answer.base, run.survey)
+            await run.engine.repository.check_present(manifest, run.survey)
             return manifest, {}, []
         return await _read_base(run, answer.base)
     except (SnapshotDamaged, SnapshotNotFound) as damage:
@@ -188,9 +189,8 @@ async def _find_base(
 async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
     """Read the head in a background task while the sandbox works, since the head is the usual base. Cancel the task at
     the end."""
-    head = run.state.snapshot
-    sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
-    if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
+    head, manifest = run.state.snapshot, run.replaces
+    if manifest is not None and head not in run.survey.damaged and _is_near(run, manifest):
         run.ahead = asyncio.create_task(_read_base(run, head))
     try:
         yield
@@ -201,14 +201,24 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
+def _is_near(run: ExportRun, manifest: Manifest) -> bool:
+    """Whether the indexes of a snapshot can be read without requests that an export of nothing new would not need."""
+    if sum(pack.index_bytes for pack in manifest.packs) > MOST_AHEAD:
+        return False
+    keys, recalled = MemoryKeys.of(manifest.memory), run.recalled
+    remote = bool(run.survey.versions)
+    return not remote or all(recalled.find(keys.index(pack.id)) is not None for pack in manifest.packs)
+
+
 async def _read_base(run: ExportRun, snapshot: str) -> Base:
     """Read a snapshot's manifest, entries and indexes. Raise ``SnapshotDamaged`` if parts of it are missing in the
     store."""
     manifest = run.replaces
     if manifest is None or manifest.snapshot != snapshot:
-        manifest = await run.engine.repository.manifest(run.request.memory, snapshot)
-    check_sizes(manifest, run.survey.sizes)
-    entries, indexes, _ = await fetch_entries(run.engine.repository.store, manifest, run.scratch)
+        manifest = await run.engine.repository.manifest(run.request.memory, snapshot, run.survey)
+    await run.engine.repository.check_present(manifest, run.survey)
+    store = run.engine.repository.store
+    entries, indexes, _ = await fetch_entries(store, manifest, run.scratch, run.recalled)
     return manifest, entries, indexes
 
 

@@ -42,6 +42,7 @@ from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_fi
 from sidecar.store.manifest import FORMAT, RAISED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
 from sidecar.store.marks import hold_packs
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
+from sidecar.store.recall import LARGEST
 from sidecar.store.repository import HeadState
 
 MOST_FENCED = 10
@@ -263,7 +264,8 @@ async def store_snapshot(
         accepted = await keep_replaced(run, manifest, accepted, room.going)
     run.unclaimed.discard(key)
     try:
-        manifest, added = await commit(run.engine, manifest, packs, checked)
+        head = run.state.snapshot if verdict.moves else ""
+        manifest, added = await commit(run.engine, manifest, packs, checked, head)
     except BaseCollected:
         run.unclaimed |= {key} if pack.stored else set()
         raise
@@ -374,7 +376,7 @@ async def _fold_packs(
     store, spool = run.engine.repository.store, run.scratch
     sizes = [*(pack.bytes for pack in base.packs[1:]), new.path.stat().st_size]
     start = 0 if whole or do_deltas_outweigh(base.packs[0].bytes, sum(sizes)) else 1 + find_first_to_fold(sizes)
-    files = await fetch_packs(store, base.memory, base.packs[start:], spool)
+    files = await fetch_packs(store, base.memory, base.packs[start:], spool, run.recalled)
     fetched = zip(files, base.packs[start:], indexes[start:], strict=True)
     packs = [*(PackFile(file.path, pack.codec, pack_index) for file, pack, pack_index in fetched), new]
     folder, target = spool.new(), spool.new()
@@ -391,9 +393,13 @@ async def store_packs(engine: Engine, memory: str, measured: PlannedPacks) -> li
     all packs, the new one with its size in the store."""
     keys, pack, store = MemoryKeys.of(memory), measured.packs[-1], engine.repository.store
     engine.progress.step("storing", pack.bytes)
+    recall = engine.repository.recall
+    recall.keep(keys.index(pack.id), measured.index)
     if measured.file.stored:
         await store.put(keys.index(pack.id), measured.index)
         return measured.packs
+    if pack.bytes <= LARGEST:
+        recall.keep(keys.pack(pack.id, pack.codec), await asyncio.to_thread(measured.file.path.read_bytes))
     stored, stored_index = await asyncio.gather(
         store.put(keys.pack(pack.id, pack.codec), measured.file.path),
         store.put(keys.index(pack.id), measured.index),
@@ -415,10 +421,10 @@ def _measure_file(path: Path) -> tuple[int, str]:
 
 
 async def commit(
-    engine: Engine, manifest: Manifest, packs: PlannedPacks, checked: CheckedExport
+    engine: Engine, manifest: Manifest, packs: PlannedPacks, checked: CheckedExport, head: str = ""
 ) -> tuple[Manifest, int]:
     """Store the packs, then the manifest that makes them a snapshot. Return the manifest, and how many bytes the store
-    gained.
+    gained. ``head``: the snapshot that it will replace by compare-and-swap, or not at all.
 
     Raise ``BaseCollected`` if a pack that the snapshot needs was removed in the meantime; then no snapshot was made.
     """
@@ -431,14 +437,19 @@ async def commit(
     # this one existed may have marked or deleted some of them, which is noticed there, and then the manifest is deleted
     # again.
     await engine.repository.commit(manifest)
+    base = checked.base
+    held = [pack.id for pack in base.packs] if base is not None and base.snapshot == head else []
     try:
         _, size = await gather(
-            hold_packs(engine.repository.store, manifest), _measure_stored_manifest(engine, manifest)
+            hold_packs(engine.repository.store, manifest, held=held), _measure_stored_manifest(engine, manifest)
         )
     except BaseCollected:
         await engine.repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
-    added = sum(manifest.packs[-1].in_store) + size
+    keys, new = MemoryKeys.of(manifest.memory), manifest.packs[-1]
+    for key, length in zip((keys.pack(new.id, new.codec), keys.index(new.id)), new.in_store, strict=True):
+        engine.repository.recall.note_seen(key, length)
+    added = sum(new.in_store) + size
     engine.use.add(added)
     return manifest, added
 
@@ -470,6 +481,13 @@ async def settle_head(run: ExportRun, manifest: Manifest, *, moves: bool) -> Exp
     repository, before = run.engine.repository, run.state.snapshot
     outcome, run.state = await advance_head(run.engine, manifest, run.state, moves=moves)
     committed = outcome is ExportOutcome.COMMITTED
+    if not committed:
+        # Another head may not need the packs of the one before, which were not looked for (``commit``).
+        try:
+            await hold_packs(repository.store, manifest)
+        except BaseCollected:
+            await repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
+            raise
     try:
         if run.pinned:
             # After a lost swap, remove the pin that was just made; otherwise (``None``) all automatic pins but the

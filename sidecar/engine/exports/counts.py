@@ -48,7 +48,8 @@ async def count_changes(run: ExportRun, checked: CheckedExport, manifest: Manife
 
 async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> dict[str, Counts] | None:
     engine, needed = run.engine, set[str]()
-    space = Workspace(engine.repository.store, manifest.memory, run.scratch, needed.__contains__, check=False)
+    store, holds = engine.repository.store, needed.__contains__
+    space = Workspace(store, manifest.memory, run.scratch, holds, check=False, recalled=run.recalled)
     parent = await _find_parent(run, checked, manifest)
     old_entries: Mapping[str, Entry] = {}
     if parent is not None and checked.base is not None and parent.snapshot == checked.base.snapshot:
@@ -65,7 +66,7 @@ async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> 
     if parent is not None and needed & old_entries.keys():
         files = await space.advance(parent)
     if checked.received_pack.pack.index.kind == "full":
-        space = Workspace(engine.repository.store, manifest.memory, run.scratch, needed.__contains__, check=False)
+        space = Workspace(store, manifest.memory, run.scratch, holds, check=False)
     later = await space.apply_pack(manifest, checked.entries, checked.received_pack.pack) if needed else {}
     versions = Version(old_entries, before, files), Version(checked.entries, new.units, later)
     return await run_in_thread(_compare, *versions, seconds=MOST_SECONDS)

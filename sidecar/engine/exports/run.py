@@ -25,6 +25,7 @@ from sidecar.ports import SandboxStatus
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.receipts import Accepted, ExportOutcome, ExportReceipt, Reason, Scrubbed, Skip
 from sidecar.store.manifest import Manifest, count_scrubbed
+from sidecar.store.recall import Recalled
 from sidecar.store.repository import HeadState, Survey
 
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
@@ -86,6 +87,11 @@ class ExportRun(SandboxRun):
     """The manifest of the head, if it can be read."""
     pinned: bool = False
     """The head was pinned because this export is to replace it although guards objected."""
+
+    @property
+    def recalled(self) -> Recalled:
+        """What this process knows of the memory's packs."""
+        return self.engine.repository.recall_by(self.survey)
 
     @property
     def allowed(self) -> set[str]:

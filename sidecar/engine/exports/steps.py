@@ -30,7 +30,7 @@ from sidecar.engine.exports.decision import (
     note_refusal,
 )
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
-from sidecar.engine.limits import RoomFound, compute_room_left, describe_near_limits, encode_limits
+from sidecar.engine.limits import compute_room_left, describe_near_limits, encode_limits
 from sidecar.engine.sandbox.identity import describe_new_store
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import (
@@ -49,7 +49,7 @@ from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.manifest import Manifest
 from sidecar.store.marks import hold_packs
-from sidecar.store.repository import HeadState
+from sidecar.store.repository import HeadState, Survey
 
 MOST_KNOWN = 100
 COLLECT_EVERY = 20
@@ -74,6 +74,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     except BaseCollected as problem:
         # A garbage collection removed packs of the base meanwhile. One new attempt reads the store as it is now; if the
         # same happens again, something is wrong, and the error is raised.
+        engine.repository.recall.forget(request.memory)
         warnings = [f"It was begun anew: {problem.message}"]
         return await _run_export(await begin_run(engine, counted, request, started, warnings))
 
@@ -110,9 +111,7 @@ async def begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    presence, (state, head), survey = await gather(
-        connect(counted), _read_head(engine, request.memory), engine.repository.survey(request.memory)
-    )
+    presence, (state, head, survey) = await gather(connect(counted), _open_memory(engine, request.memory))
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
     if not request.adopt and not request.trial:
@@ -139,14 +138,18 @@ async def begin_run(
     )
 
 
-async def _read_head(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None]:
-    """Return the head and its manifest, which says where the memory's roots were. The manifest is ``None`` if it cannot
-    be read; a later step that needs it raises the error then."""
-    state = await engine.repository.add_store_id(await engine.repository.head(memory))
+async def _open_memory(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None, Survey]:
+    """Return the head, its manifest, which says where the memory's roots were, and what the memory has. The manifest is
+    ``None`` if it cannot be read; a later step that needs it raises the error then."""
+    repository = engine.repository
+    state, survey = await repository.open(memory)
+    if engine.limits.memory_bytes and not survey.complete:
+        survey = await repository.survey(memory)  # all of it counts
+    state = await repository.add_store_id(state)
     try:
-        return state, await engine.repository.manifest(memory, state.snapshot) if state.snapshot else None
+        return state, await repository.manifest(memory, state.snapshot, survey) if state.snapshot else None, survey
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
-        return state, None  # a later step that needs it raises
+        return state, None, survey  # a later step that needs it raises
 
 
 async def _count_changes(
@@ -186,9 +189,9 @@ async def _finish_stored(
     run: ExportRun, checked: CheckedExport, verdict: Verdict, stored: StoredSnapshot
 ) -> ExportReceipt:
     """Finish an export whose snapshot was stored: move the head to it, or count that it was refused; then clear up."""
-    answer, manifest, room = checked.answer, stored.manifest, stored.room
+    answer, manifest = checked.answer, stored.manifest
     packed = answer.bundle.bytes if answer.bundle else 0
-    run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, room.used)
+    run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, stored.room.used)
     outcome, reason = ExportOutcome.REJECTED, verdict.reason
     if reason is None:
         outcome = await settle_head(run, manifest, moves=verdict.moves)
@@ -200,7 +203,7 @@ async def _finish_stored(
     receipt = run.receipt(outcome, manifest, reason, stored.added, accepted)
     if new := find_learned(checked):
         receipt = replace(receipt, learned=new, warnings=[new.words, *receipt.warnings])
-    return replace(receipt, warnings=[*receipt.warnings, *await _tidy_store(run, room)])
+    return replace(receipt, warnings=[*receipt.warnings, *await _tidy_store(run, stored)])
 
 
 async def _finish_equal(run: ExportRun, checked: CheckedExport, head: Manifest) -> ExportReceipt:
@@ -236,30 +239,57 @@ async def _finish_unchanged(run: ExportRun, checked: CheckedExport) -> ExportRec
     return run.receipt(ExportOutcome.DIVERGED, base, explain_divergence(run, answer))
 
 
-async def _tidy_store(run: ExportRun, room: RoomFound) -> list[str]:
+def _describe_stored(run: ExportRun, stored: StoredSnapshot) -> tuple[HeadState, Survey] | None:
+    """Return the head, and what the memory has now that a snapshot was stored; ``None`` if not all of it was listed."""
+    if not run.survey.complete:
+        return None
+    manifest, keys = stored.manifest, MemoryKeys.of(run.request.memory)
+    new = manifest.packs[-1]
+    sizes = dict(zip((keys.pack(new.id, new.codec), keys.index(new.id)), new.in_store, strict=True))
+    sizes[keys.snapshot(manifest.snapshot)] = len(manifest.encode())
+    snapshots = sorted({manifest.snapshot, *run.survey.snapshots}, reverse=True)
+    return run.state, replace(run.survey, snapshots=snapshots, sizes={**run.survey.sizes, **sizes})
+
+
+async def _tidy_store(run: ExportRun, stored: StoredSnapshot) -> list[str]:
     """Remove the snapshots that the quota or the retention rules no longer keep; every ``COLLECT_EVERY`` generations,
-    also collect garbage. Return warnings.
+    also collect garbage, if there may be any. Return warnings.
 
     The sandbox is not involved. The export is already stored, so any problem here is only a warning.
     """
     engine, memory, head, warnings = run.engine, run.request.memory, run.state.head, []
-    retention, policy = engine.retention, engine.retention.build_policy_for(memory)
+    policy = engine.retention.build_policy_for(memory)
     try:
-        warnings += await room.make(engine)
+        warnings += await stored.room.make(engine)
         if policy.rules or policy.most_bytes:
             from sidecar.store.retention import forget_lightly  # late, as most stores keep everything
 
-            forgotten, over = await forget_lightly(engine.repository, memory, policy)
+            forgotten, over = await forget_lightly(engine.repository, memory, policy, _describe_stored(run, stored))
             if forgotten and engine.forgot is not None:
                 engine.forgot(memory, forgotten)
             warnings += [OVER.format(over=over, most=policy.most_bytes)] if over else []
         if head is not None and head.generation % COLLECT_EVERY == 0:
-            from sidecar.store.garbage import collect
-
-            await collect(engine.repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
+            await _collect(run, ruled=bool(policy.rules or policy.most_bytes))
     except SidecarError as problem:
         warnings.append(f"Old snapshots or left-overs could not be removed: {problem.message}")
     return warnings
+
+
+async def _collect(run: ExportRun, *, ruled: bool) -> None:
+    """Collect garbage, if what was listed shows that there may be any. A memory with so many objects that they were not
+    listed is left to a service, or to ``forget``: an export is not to read all its manifests."""
+    repository, memory, retention = run.engine.repository, run.request.memory, run.engine.retention
+    if not run.survey.complete:
+        return
+    keys = MemoryKeys.of(memory)
+    packs = {keys.parse_pack_id(key) for key in run.survey.sizes if key.startswith(keys.packs)}
+    others = (keys.marks, keys.damaged, keys.pins, keys.clock)
+    if ruled or len(packs) > len(run.survey.snapshots) or any(key.startswith(others) for key in run.survey.sizes):
+        from sidecar.store.garbage import collect
+
+        await collect(repository, memory, grace=retention.grace_seconds, calls=retention.calls_seconds)
+    else:
+        await repository.store.sweep(keys.prefix, older_than=run.survey.now - retention.grace_seconds)
 
 
 async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str) -> ExportReceipt | None:

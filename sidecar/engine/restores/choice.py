@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 
 from sidecar.engine.sandbox.links import NotDirect
 from sidecar.errors import SnapshotDamaged, SnapshotError, StoreError
@@ -10,7 +11,7 @@ from sidecar.host.files import Spool
 from sidecar.host.values import dataclass
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.manifest import Head, Manifest
-from sidecar.store.repository import HeadState, Repository
+from sidecar.store.repository import HeadState, Repository, Survey
 from sidecar.store.selectors import parse_time, resolve_snapshot
 
 LATEST = "latest"
@@ -21,6 +22,8 @@ class Choice:
     """The chosen snapshot, fetched. ``wanted`` and ``problems`` are set if it is not the requested one."""
 
     fetched: FetchedSnapshot
+    survey: Survey
+    """What the memory has."""
     warnings: list[str]
     wanted: str = ""
     problems: str = ""
@@ -42,24 +45,23 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
     """
     if wanted.startswith("@"):
         parse_time(wanted[1:])  # an invalid time is an error even if there is no snapshot yet
+    state, survey = await repository.open(memory)
     if wanted != LATEST and not wanted.startswith("@"):
         manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
         identity = await repository.add_store_id(HeadState())
-        return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
-    state = await repository.add_store_id(await repository.head(memory))
+        fetched = await fetch(repository.store, manifest, scratch, repository.recall_by(survey))
+        return Choice(fetched, survey, [], store=identity.store_id)
+    state = await repository.add_store_id(state)
     if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
         return None
     first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
-    candidates = [snapshot async for snapshot in repository.iterate_candidates(memory)]
-    if first:
-        candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
     problems = [] if state.head else [state.problem or "The head is missing."]
-    for snapshot in candidates:
+    async for snapshot in _iterate_candidates(repository, memory, first):
         try:
-            manifest = await repository.manifest(memory, snapshot)
+            manifest = await repository.manifest(memory, snapshot, survey)
             if manifest.rejected and snapshot != first:
                 continue
-            fetched = await fetch(repository.store, manifest, scratch)
+            fetched = await fetch(repository.store, manifest, scratch, repository.recall_by(survey))
         except SnapshotError as damage:
             problems.append(damage.message)
             await _mark_damaged(repository, memory, snapshot, damage)
@@ -67,10 +69,21 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
         noticed = [state.notice] if state.notice else []
         keep = tuple(filter(None, [state.snapshot, snapshot])) if wanted == LATEST else ()
         if not problems:
-            return Choice(fetched, noticed, keep=keep, head=state.head, store=state.store_id)
+            return Choice(fetched, survey, noticed, keep=keep, head=state.head, store=state.store_id)
         told = " ".join(dict.fromkeys(problems))
-        return Choice(fetched, noticed, first or "head", told, keep, state.head, state.store_id)
+        return Choice(fetched, survey, noticed, first or "head", told, keep, state.head, state.store_id)
     raise SnapshotDamaged(f"No snapshot of {memory} can be read: {' '.join(dict.fromkeys(problems))}")
+
+
+async def _iterate_candidates(repository: Repository, memory: str, first: str) -> AsyncIterator[str]:
+    """Yield what to restore, the ``first`` first. The others are only looked for when it cannot be read."""
+    if first:
+        yield first
+    others = [snapshot async for snapshot in repository.iterate_candidates(memory)]
+    start = others.index(first) if first in others else 0
+    for snapshot in others[start:] + others[:start]:
+        if snapshot != first:
+            yield snapshot
 
 
 async def _mark_damaged(repository: Repository, memory: str, snapshot: str, damage: SnapshotError) -> None:
@@ -79,16 +92,18 @@ async def _mark_damaged(repository: Repository, memory: str, snapshot: str, dama
         await repository.mark_damaged(memory, snapshot, damage)
 
 
-async def choose_manifest(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState]:
-    """Return the manifest of the requested snapshot, and the head, if it was read, with the store's id. Raise
-    ``NotDirect`` if anything is unusual, so that the restore goes through the sidecar, which handles such cases."""
+async def choose_manifest(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, HeadState, Survey]:
+    """Return the manifest of the requested snapshot, the head, if it was read, with the store's id, and what the memory
+    has. Raise ``NotDirect`` if anything is unusual, so that the restore goes through the sidecar, which handles such
+    cases."""
     try:
+        state, survey = await repository.open(memory)
         if wanted != LATEST:
             manifest = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
-            return manifest, await repository.add_store_id(HeadState())
-        state = await repository.add_store_id(await repository.head(memory))
+            return manifest, await repository.add_store_id(HeadState()), survey
+        state = await repository.add_store_id(state)
         if state.head is None or state.notice:
             raise NotDirect
-        return await repository.manifest(memory, state.snapshot), state
+        return await repository.manifest(memory, state.snapshot, survey), state, survey
     except SnapshotError:
         raise NotDirect from None

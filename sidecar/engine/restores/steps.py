@@ -56,10 +56,8 @@ async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> 
 async def _restore_from_bucket(run: RestoreRun) -> RestoreReceipt:
     """Restore with links to the bucket. Raise ``NotDirect`` if it has to go through the sidecar."""
     engine, request = run.engine, run.request
-    presence, (manifest, state), survey = await gather(
-        connect(run.sandbox),
-        choose_manifest(engine.repository, request.memory, request.snapshot),
-        engine.repository.survey(request.memory),
+    presence, (manifest, state, survey) = await gather(
+        connect(run.sandbox), choose_manifest(engine.repository, request.memory, request.snapshot)
     )
     keep = (manifest.snapshot,) if request.snapshot == LATEST else ()
     run.begin(manifest, survey, keep, state.head, state.store_id)
@@ -77,16 +75,15 @@ async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
     engine, request = run.engine, run.request
     async with open_spool() as run.scratch:
         engine.progress.step("fetching the snapshot")
-        presence, choice, survey = await gather(
+        presence, choice = await gather(
             connect(run.sandbox),
             choose_snapshot(engine.repository, request.memory, request.snapshot, run.scratch),
-            engine.repository.survey(request.memory),
         )
         if choice is None:
             return await _finish_empty(run)
         run.warnings += choice.warnings
         manifest = choice.fetched.manifest
-        run.begin(manifest, survey, choice.keep, choice.head, choice.store)
+        run.begin(manifest, choice.survey, choice.keep, choice.head, choice.store)
         if engine.reached is not None:
             await engine.reached(manifest.snapshot)
         await prepare_brief(run, choice.fetched)

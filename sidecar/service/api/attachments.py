@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 import msgspec
 from fastapi import APIRouter, Query, Request
@@ -17,7 +18,7 @@ from sidecar.receipts import ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
 from sidecar.service.access.visibility import veil_attachment, veil_export
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.paths import MemoryId
+from sidecar.service.api.paths import PAGE, After, Limit, MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import IdempotencyKey, build_care, get_sidecar
 from sidecar.service.attachments.attachment import Attachment
@@ -78,15 +79,19 @@ def _may_see(caller: Caller, one: NoticedSandbox) -> bool:
     return caller.covers(one.memory) if one.memory else not caller.restricted
 
 
-@all_of_them.get("/attachments", responses=document_problems(409, 503))
+@all_of_them.get("/attachments", responses=document_problems(409, 422, 503))
 @needs(Verb.READ, Verb.EXPORT, Verb.RESTORE, scope=Scope.SEEN)
-async def list_attachments(request: Request) -> Overview:
+async def list_attachments(request: Request, limit: Limit = PAGE, after: After = "") -> Overview:
     """Every sandbox that is looked after, by this service or another on the same store, and for a while what became of those
-    that are not any more."""
+    that are not any more, a page at a time."""
     keeper, sidecar, caller = get_keeper(request), get_sidecar(request), get_caller(request)
-    found = [one for one in await keeper.find_all() if caller.covers(one.memory)]
+    memory, _, sandbox = after.partition(" ")
+    passed = unquote(memory), sandbox
+    found = [one for one in await keeper.find_all() if caller.covers(one.memory) and (not after or one.place > passed)]
+    page = found[:limit]
     return Overview(
-        attachments=[veil_attachment(caller, one) for one in found],
+        attachments=[veil_attachment(caller, one) for one in page],
+        next=f"{quote(page[-1].memory, safe='')} {page[-1].sandbox}" if len(page) < len(found) else None,
         store=sidecar.engine.repository.store.url,
         service=keeper.lease.instance,
         missing=[one for one in sidecar.wanted.missing if caller.covers(one.memory)] if sidecar.wanted else [],

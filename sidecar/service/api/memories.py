@@ -33,7 +33,7 @@ from sidecar.receipts import ExportReceipt
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.visibility import veil_reason, veil_row
 from sidecar.service.api.access import Scope, get_caller, needs
-from sidecar.service.api.paths import MemoryId
+from sidecar.service.api.paths import PAGE, After, Limit, MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.uploads import MEDIA_TYPES, Uploads, check_media_type
 from sidecar.service.api.verbs import ACCEPTED, Wait, build_result_answer, get_sidecar
@@ -44,15 +44,25 @@ READING = document_problems(400, 404, 409, 422, 503)
 CHANGING = document_problems(400, 404, 409, 413, 422, 503, 507)
 ADOPTING = document_problems(400, 408, 409, 413, 415, 422, 424, 429, 503, 507)
 NEWEST = AcceptBody()
+MOST_RANKED = 50
+Order = Annotated[
+    Literal["name", "oldest", "largest"],
+    Query(description="By name, or the worst first: at most 50, without a `next`."),
+]
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
-@router.get("/memories", responses=document_problems(503))
+@router.get("/memories", responses=document_problems(400, 422, 503))
 @needs(Verb.READ, scope=Scope.SEEN)
-async def list_memories(request: Request) -> Memories:
-    """Every memory of the store that the token may see."""
-    caller = get_caller(request)
-    return await queries.list_memories(get_sidecar(request).engine.repository, caller if caller.restricted else None)
+async def list_memories(request: Request, limit: Limit = PAGE, after: After = "", order: Order = "name") -> Memories:
+    """The memories of the store that the token may see, a page at a time. In another order than by name, only the first
+    few: those whose head was written longest ago, or that need most in the store, as this service last saw them."""
+    caller, sidecar = get_caller(request), get_sidecar(request)
+    view, repository = caller if caller.restricted else None, sidecar.engine.repository
+    if order == "name":
+        return await queries.list_memories(repository, view, limit=limit, after=after)
+    worst = sidecar.metrics.rank(order)
+    return await queries.describe_folders(repository, worst, view, limit=min(limit, MOST_RANKED))
 
 
 @router.get("/memories/{memory}", responses=READING)
@@ -64,9 +74,10 @@ async def get_memory(request: Request, memory: MemoryId) -> Memory:
 
 @router.get("/memories/{memory}/snapshots", responses=READING)
 @needs(Verb.READ)
-async def list_snapshots(request: Request, memory: MemoryId) -> Snapshots:
-    """A memory's snapshots, newest first."""
-    found = await queries.list_snapshots(get_sidecar(request).engine.repository, memory)
+async def list_snapshots(request: Request, memory: MemoryId, limit: Limit = PAGE, after: After = "") -> Snapshots:
+    """A memory's snapshots, newest first, a page at a time."""
+    repository = get_sidecar(request).engine.repository
+    found = await queries.list_snapshots(repository, memory, limit=limit, after=after)
     return replace(found, snapshots=[veil_row(get_caller(request), row) for row in found.snapshots])
 
 

@@ -1,11 +1,11 @@
-"""Memory ids in paths. An id may contain a ``/``, written as ``%2F``, which must not split the path."""
+"""What paths and listings take. A memory id may contain a ``/``, written as ``%2F``, which must not split the path."""
 
 from __future__ import annotations
 
 from typing import Annotated
 from urllib.parse import unquote
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,6 +40,9 @@ class WholeSegments:
         await self._app(scope, receive, send)
 
 
+PAGE = 1000
+Limit = Annotated[int, Query(ge=1, le=PAGE, description="How many a page has at most.")]
+After = Annotated[str, Query(max_length=3000, description="The `next` of the page before.")]
 MemoryId = Annotated[
     str,
     Path(description="The memory's id; a '/' in it is written %2F.", examples=["conductor", "acme%2Fagent-7"]),

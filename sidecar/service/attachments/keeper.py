@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -52,6 +53,12 @@ from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Locks
 
+UNEVEN = 0.1
+"""By so much of its share a service may have more attachments before it hands any over."""
+MOST_HANDED_OVER = 50
+"""How many it hands over at a time."""
+MOST_ROUNDS = 3
+"""After so many looks an attachment without an owner is taken by whoever sees it, whatever the shares."""
 LET_GO_SECONDS = 2.0
 """Time to write, at the end, that this service has released its attachments. If it is not enough, other services see it
 from the lease, which ends."""
@@ -60,7 +67,9 @@ from the lease, which ends."""
 class Keeper:
     """Opens, exports, takes over and releases the attachments of this service."""
 
-    def __init__(self, sidecar: Sidecar, jobs: Jobs) -> None:
+    def __init__(self, sidecar: Sidecar, jobs: Jobs, *, shares: bool = True) -> None:
+        """``shares``: it hands over what is more than its share; not one that runs beside a command."""
+        self._shares = shares
         self._sidecar = sidecar
         self._jobs = jobs
         store = sidecar.engine.repository.store
@@ -74,6 +83,8 @@ class Keeper:
         self._turn = asyncio.Lock()
         self._ending = Locks()
         self._lost_here: dict[AttachmentKey, Attachment] = {}
+        self._orphaned: dict[AttachmentKey, int] = {}
+        """The attachments without an owner, and for how many looks."""
         self._begun_here: set[AttachmentKey] = set()
         self._log = structlog.get_logger("sidecar").bind(instance=self.lease.instance)
         sidecar.keeper = self
@@ -252,8 +263,37 @@ class Keeper:
     async def renew_and_look_around(self) -> None:
         """Renew the lease, compare the ledger with the store, and take over attachments whose owner has no valid lease."""
         async with self._turn:
-            await self.lease.renew()
-            await self._take_over(await self._ledger.look_around(await self.lease.list_living()))
+            await self.lease.keep()
+            living = await self.lease.list_living()
+            orphans = await self._ledger.look_around(living)
+            share = compute_share(sum(one.looked_after for one in self._attachments.seen), len(living))
+            await self._take_over(self._choose_orphans(orphans, share))
+            if self._shares and len(living) > 1:
+                await self._hand_over(share)
+
+    def _choose_orphans(self, orphans: Sequence[StoredAttachment], share: int) -> list[StoredAttachment]:
+        """Return the orphans to take: those that fit into this service's share, and those that nobody took for long."""
+        waited = {held.place: self._orphaned.get(held.place, 0) + 1 for held in orphans}
+        self._orphaned = waited
+        # Services that look at the same moment choose different ones.
+        shuffled = random.sample(orphans, len(orphans))
+        fitting = shuffled[: max(0, share - len(self.looked_after))]
+        late = [held for held in shuffled if waited[held.place] > MOST_ROUNDS]
+        return list({held.place: held for held in [*fitting, *late]}.values())
+
+    async def _hand_over(self, share: int) -> None:
+        """Give up attachments that are more than this service's share, so that others take them.
+
+        Only one that was saved lately goes: its next export is by its new owner, who exports it soon.
+        """
+        mine = [one for one in self.looked_after if not one.problem and one.saved]
+        excess = len(self.looked_after) - share
+        if excess <= max(1.0, share * UNEVEN):
+            return
+        for one in sorted(mine, key=lambda one: one.unsaved_seconds)[: min(excess, MOST_HANDED_OVER)]:
+            with contextlib.suppress(SidecarError):
+                if await self._ledger.release(one.place):
+                    self._log.info("handed over", memory=one.memory, sandbox=one.sandbox)
 
     async def _take_over(self, orphans: Iterable[StoredAttachment]) -> None:
         """Become the owner of these attachments by compare-and-swap. Those that another service took first are left
@@ -446,3 +486,8 @@ class Keeper:
                 )
 
         await asyncio.gather(*map(let_go, self.looked_after))
+
+
+def compute_share(attachments: int, services: int) -> int:
+    """Return how many attachments each service is to have."""
+    return -(-attachments // max(1, services))

@@ -6,6 +6,7 @@ lease well before the others take it for dead, so that two services do not act o
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import time
@@ -37,6 +38,7 @@ class Lease:
         self.seconds = seconds
         self._store = store
         self._renewed = float("-inf")
+        self._renewing = asyncio.Lock()
 
     @property
     def renew_every(self) -> float:
@@ -56,9 +58,10 @@ class Lease:
         self._renewed = began
 
     async def keep(self) -> None:
-        """Renew the lease if ``renew_every`` seconds have passed since the last time."""
-        if time.monotonic() - self._renewed > self.renew_every:
-            await self.renew()
+        """Renew the lease if about ``renew_every`` seconds have passed since the last time."""
+        async with self._renewing:
+            if time.monotonic() - self._renewed > self.renew_every * 0.9:
+                await self.renew()
 
     async def list_living(self) -> set[str]:
         """Return the ids of the services with a valid lease, including this one. Leases that ended long ago are

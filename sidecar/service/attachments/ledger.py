@@ -143,6 +143,22 @@ class Ledger:
                 return True
         raise _build_busy_error(place)
 
+    async def release(self, place: AttachmentKey) -> bool:
+        """Give up an attachment that another service is to take. Return ``False`` if it is not this service's any more.
+
+        An export that is under way loses its right to move the head, as after a take-over.
+        """
+        async with self._changing.held(place):
+            entry = self._entries.get(place)
+            if entry is None:
+                return False
+            try:
+                await self._stored.write(replace(entry.attachment, owner=""), entry.held)
+            except SwapLost:
+                return False  # changed meanwhile: the next comparison with the store tells
+            self.drop(place)
+            return True
+
     async def _read_again(self, place: AttachmentKey, entry: OwnedAttachment) -> bool:
         """After a lost swap, take what the store has now. Return ``False`` if another service owns it, or none."""
         there = await self._stored.find(*place)

@@ -10,7 +10,7 @@ from sidecar.errors import SidecarError
 from sidecar.host.text import parse_duration
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
-from sidecar.store.retention import forget_all
+from sidecar.store.retention import forget_due
 
 SOON = 60.0
 """Seconds from the start to the first round, unless rounds are more frequent."""
@@ -52,9 +52,9 @@ class RetentionJob:
                 self._log.info("old lines of the audit are removed", objects=removed)
 
     async def _forget(self) -> int:
-        """Apply the rules to every memory. Return how many snapshots went."""
+        """Apply the rules to every memory of which something may be due. Return how many snapshots went."""
         engine = self._sidecar.engine
-        done, over = await forget_all(engine.repository, engine.retention)
+        done, over = await forget_due(engine.repository, engine.retention)
         for one in done:
             self._sidecar.publish_forgot(one)
             if one.forgotten:

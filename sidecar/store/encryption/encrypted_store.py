@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.errors import KeyNeeded, ObjectMissing, ObjectRefused
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
+from sidecar.ports import Glance, Link, ObjectInfo, Store, StoredObject, StoreLayer
 from sidecar.store.encryption.keyring import MAGIC, Altered, NotDecrypted, is_encrypted
 from sidecar.store.encryption.names import ROOTS
 from sidecar.store.encryption.opening import ENCRYPTED, EncryptionKeys, EncryptionState, StoreEncryption
@@ -158,6 +158,25 @@ class EncryptedStore(StoreLayer):
         shown = [replace(info, key=state.names.shown(info.key)) for info in found if state.names.is_ours(info.key)]
         for info in sorted(shown, key=lambda info: info.key):
             yield info
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        """Glance at objects under their plain names. Their order is not that of the names in the store, so ``after``
+        needs them all."""
+        state = await self.opening.open_to_read()
+        if after and state is not None:
+            return Glance([info async for info in self.list(prefix) if info.key > after])
+        hidden = _hide(state, prefix)
+        found = await self._inner.glance(hidden, after=after, level=level)
+        if state is None:
+            if not found.objects and not found.folders:
+                await self.opening.check_nothing_hidden(prefix)
+            return found
+        shown = [
+            replace(info, key=state.names.shown(info.key)) for info in found.objects if state.names.is_ours(info.key)
+        ]
+        folders = [f"{hidden}{name}/" for name in found.folders]
+        names = sorted(state.names.shown(key).split("/")[-2] for key in folders if state.names.is_ours(key))
+        return Glance(shown, names, found.complete)
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
         state = await self.opening.open_to_read()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sidecar.errors import KeyNeeded, NotSigned, ObjectMissing, ObjectRefused
-from sidecar.ports import Link, ObjectInfo, Store, StoredObject, StoreLayer
+from sidecar.ports import Glance, Link, ObjectInfo, Store, StoredObject, StoreLayer
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 from sidecar.store.encryption.signatures import LONGEST_LINE, BadSignature, Signatures, is_signed, strip_signature
 
@@ -150,15 +150,21 @@ class SignedStore(StoreLayer):
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """List objects, without those that take effect by being listed and are not validly signed."""
-        found = [info async for info in self._inner.list(prefix)]
+        for info in await self._leave_out_unsigned([info async for info in self._inner.list(prefix)]):
+            yield info
+
+    async def glance(self, prefix: str, *, after: str = "", level: bool = False) -> Glance:
+        found = await self._inner.glance(prefix, after=after, level=level)
+        return replace(found, objects=await self._leave_out_unsigned(found.objects))
+
+    async def _leave_out_unsigned(self, found: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+        """Return listed objects without those that take effect by being listed and are not validly signed."""
         doubted = [info for info in found if self._signatures is not None and _is_obeyed_unread(info.key)]
         good: dict[ObjectInfo, bool] = {}
         for start in range(0, len(doubted), AT_ONCE):
             some = doubted[start : start + AT_ONCE]
             good |= zip(some, await asyncio.gather(*map(self._is_ours, some)), strict=True)
-        for info in found:
-            if good.get(info, True):
-                yield info
+        return [info for info in found if good.get(info, True)]
 
     async def _is_ours(self, info: ObjectInfo) -> bool:
         """Return whether a listed object is validly signed; one that is not is logged and ignored."""
