@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 
 from adapters.search.embedded_schema import name_kind, name_memory
+from adapters.search.embedded_snippet import compile_phrases, make_snippet
 from sidecar.host.values import dataclass
 from sidecar.models.answers import RECORD_KINDS, Hit
 from sidecar.records.record import clean_text
@@ -28,7 +29,6 @@ CANDIDATES = 20_000
 """Of more records than this, those written last are weighed. It bounds what the commonest word costs."""
 MOST_NAMED = 500
 """Memories that are named within the full-text query; of more, each record found is looked at."""
-SNIPPET_WORDS = 30
 LETTERS_PER_WORD = 6
 DAY = 86_400.0
 _SEPARATORS = str.maketrans(dict.fromkeys("!&|()", " "))
@@ -117,7 +117,8 @@ def search(connection: sqlite3.Connection, query: Query) -> SearchHits:
         (-_score(id in by_title, size, at, now), -(at if at is not None else -math.inf), -id) for id, at, size in rows
     )
     page = [(-id, -score) for score, _, id in scored[query.offset : query.offset + query.limit]]
-    hits = [_make_hit(connection, expression, id, score, query, memories) for id, score in page]
+    phrases = compile_phrases([phrase for one in alternatives for phrase in one.wanted])
+    hits = [_make_hit(connection, id, score, phrases, query, memories) for id, score in page]
     return SearchHits(hits=hits, more=len(scored) > query.offset + query.limit)
 
 
@@ -170,24 +171,26 @@ def _build_filters(
 
 
 HIT = """
-SELECT r.memory_id, r.kind, r.key, words.title, snippet(words, 1, '**', '**', ' … ', ?), r.project, r.session, r.at, r.path,
-    r.first, r.last
-FROM words JOIN records r ON r.id = words.rowid WHERE words MATCH ? AND words.rowid = ?
+SELECT r.memory_id, r.kind, r.key, w.title, w.text, r.project, r.session, r.at, r.path, r.first, r.last
+FROM records r JOIN words w ON w.rowid = r.id WHERE r.id = ?
 """
 FIRST = "SELECT snapshot, created FROM snapshots WHERE memory_id = ? AND number >= ? ORDER BY number LIMIT 1"
-LAST = "SELECT snapshot, created FROM snapshots WHERE memory_id = ? AND number <= ? ORDER BY number DESC LIMIT 1"
+LAST = """
+SELECT snapshot, (SELECT created FROM snapshots n WHERE n.memory_id = s.memory_id AND n.number > ?2 ORDER BY number LIMIT 1)
+FROM snapshots s WHERE memory_id = ?1 AND number <= ?2 ORDER BY number DESC LIMIT 1
+"""
 
 
 def _make_hit(
     connection: sqlite3.Connection,
-    expression: str,
     id: int,
     score: float,
+    phrases: re.Pattern[str] | None,
     query: Query,
     memories: Mapping[int, _Memory],
 ) -> Hit:
-    row = connection.execute(HIT, (SNIPPET_WORDS, expression, id)).fetchone()
-    memory_id, kind, key, title, snippet, project, session, at, path, first, last = row
+    row = connection.execute(HIT, (id,)).fetchone()
+    memory_id, kind, key, title, text, project, session, at, path, first, last = row
     known: tuple[str, str | None] = ("", None)
     gone: tuple[str, str | None] = ("", None)
     if query.history:
@@ -198,7 +201,7 @@ def _make_hit(
         kind=kind,
         key=key,
         title=title,
-        snippet=" ".join(snippet.split()),
+        snippet=make_snippet(text, phrases),
         project=project,
         session=session,
         at=_format_time(at),

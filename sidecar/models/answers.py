@@ -403,7 +403,7 @@ class Hit:
     last: str = ""
     """The newest snapshot that has it; empty if the memory still knows it."""
     until: str | None = None
-    """When that was made."""
+    """When the next one was made, which does not have it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

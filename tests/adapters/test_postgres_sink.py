@@ -69,7 +69,7 @@ async def test_many_who_start_at_once_make_the_tables_once(database: Database) -
     sinks = [sink_of(database) for _ in range(5)]
     written = await asyncio.gather(*(sink.replace(PLACE, "s1", OTTER, yes) for sink in sinks))
     assert sorted(one.written for one in written if one) == [0, 0, 0, 0, 1]
-    assert database.execute("SELECT number FROM memory_sidecar.version") == [(1,)]
+    assert database.execute("SELECT number FROM memory_sidecar.version") == [(2,)]
     assert await sinks[0].standing("store") == {"conductor": "s1"}
     assert await sinks[0].standing("store", "nobody") == await sinks[0].standing("other") == {}
 
@@ -99,7 +99,7 @@ async def test_another_role_sees_no_row_even_with_every_grant(database: Database
     database.execute(f"GRANT USAGE ON SCHEMA memory_sidecar TO {role}")
     database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA memory_sidecar TO {role}")
     secured = "SELECT count(*) FROM pg_class WHERE relnamespace = 'memory_sidecar'::regnamespace AND relkind = 'r'"
-    assert database.execute(secured) == database.execute(f"{secured} AND relrowsecurity") == [(3,)]
+    assert database.execute(secured) == database.execute(f"{secured} AND relrowsecurity") == [(4,)]
     with psycopg.connect(as_role(database, role)) as connection:
         for table in ("records", "memories", "version"):
             assert connection.execute(f"SELECT * FROM memory_sidecar.{table}").fetchall() == []
