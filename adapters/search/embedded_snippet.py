@@ -32,15 +32,10 @@ def make_snippet(text: str, phrases: re.Pattern[str] | None) -> str:
     text = text[:SEARCHED]
     fragments: list[str] = []
     end = 0
-    for match in phrases.finditer(text) if phrases else ():
-        if match.start() < end:
-            continue
+    while phrases and len(fragments) < MOST_FRAGMENTS and (match := phrases.search(text, end)):
         start = max(end, _go_to_blank(text, match.start() - BEFORE, match.start()))
         end = _go_to_blank(text, match.end() + AFTER, match.end())
-        assert phrases is not None
         fragments.append(phrases.sub(r"**\g<0>**", text[start:end]))
-        if len(fragments) == MOST_FRAGMENTS:
-            break
     return " ".join(" … ".join(fragments or [text[: _go_to_blank(text, AFTER, 0)]]).split())
 
 

@@ -35,7 +35,7 @@ from sidecar.store.store_id import ensure_store_id, read_store_id
 
 ATTEMPTS = 5
 """How often a snapshot is read again because its head moved in the meantime."""
-LONGEST_QUERY = 10_000
+LONGEST_QUERY = 1000
 FIRST_SECONDS = 5.0
 """How long a search in a service waits for what was never indexed, if it found nothing."""
 

@@ -21,7 +21,8 @@ from tests.parts.postgres import Database
 
 ROWS = """
 SELECT m.memory, r.kind, r.key, w.title, w.text, r.project, r.session, r.at, r.path
-FROM records r JOIN memories m ON m.id = r.memory_id JOIN words w ON w.rowid = r.id {which} ORDER BY 1, 2, 3
+FROM records r JOIN memories m ON m.id = r.memory_id JOIN words w ON w.rowid = r.id WHERE r.last IS NULL
+ORDER BY 1, 2, 3
 """
 
 
@@ -29,7 +30,7 @@ class Searched(Protocol):
     def open(self) -> SearchDatabase: ...
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Every record: memory, kind, key, title, text, project, session, at, path."""
+        """Every record of the heads: memory, kind, key, title, text, project, session, at, path."""
         ...
 
     def heads(self) -> dict[str, str]: ...
@@ -70,7 +71,7 @@ class OnThisMachine:
         return sorted(self.folder.glob("*/index-*.db"))
 
     def rows(self) -> list[tuple[Any, ...]]:
-        found = self._ask(ROWS.format(which="WHERE r.last IS NULL"))
+        found = self._ask(ROWS)
         return [(*row[:7], _read_time(row[7]), row[8]) for row in found]
 
     def heads(self) -> dict[str, str]:
