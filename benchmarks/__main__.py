@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import encryption, large, providers, reading, service, tenants, warm
+from benchmarks import encryption, large, providers, reading, search, service, tenants, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -26,6 +26,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "encryption": lambda folder: encryption.measure(folder, 200 * MB, 5),
     "tenants": lambda folder: tenants.measure(folder, 6000, 40),
     "reading": lambda folder: reading.measure(folder, 50 * MB, 100),
+    "search": lambda folder: search.measure(folder, 1_000_000),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
@@ -36,6 +37,7 @@ QUICK: dict[str, Callable[[Path], Section]] = {
     "encryption": lambda folder: encryption.measure(folder, 20 * MB, 1),
     "tenants": lambda folder: tenants.measure(folder, 600, 5),
     "reading": lambda folder: reading.measure(folder, 5 * MB, 10),
+    "search": lambda folder: search.measure(folder, 50_000),
 }
 
 

@@ -5,7 +5,7 @@ How rare a word is in the whole store does not count: who may read few memories 
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import sqlite3
 import time
@@ -24,13 +24,10 @@ from sidecar.search.port import Query, SearchHits
 
 HALF_LIFE_DAYS = 180
 """After this time, a record has to match twice as well."""
-BY_TITLE, BY_TEXT = 1.0, 0.4
 CANDIDATES = 20_000
 """Of more records than this, those written last are weighed. It bounds what the commonest word costs."""
 MOST_NAMED = 500
 """Memories that are named within the full-text query; of more, each record found is looked at."""
-LETTERS_PER_WORD = 6
-DAY = 86_400.0
 _SEPARATORS = str.maketrans(dict.fromkeys("!&|()", " "))
 _PIECE = re.compile(r'(-(?:[\s-]*-)?\s*)?(?:"([^"]*)"?|([^\s"]+))')
 _OR = re.compile(r'or(?![-_\w])(?=\s*\S|")', re.IGNORECASE)
@@ -92,6 +89,20 @@ def _express_all() -> str:
     return f"place : ({_join(map(name_kind, RECORD_KINDS), ' OR ')})"
 
 
+SEARCH = f"""
+WITH found AS MATERIALIZED (
+    SELECT r.id, r.at, r.weight FROM words JOIN records r ON r.id = words.rowid
+    WHERE words MATCH :words{{conditions}} ORDER BY words.rowid DESC LIMIT {CANDIDATES}
+),
+titled AS MATERIALIZED (
+    SELECT rowid AS id FROM words WHERE words MATCH :titles ORDER BY rowid DESC LIMIT {CANDIDATES}
+)
+SELECT id, weight * CASE WHEN id IN (SELECT id FROM titled) THEN 1.0 ELSE 0.4 END
+    / (1 + max(0, :now - coalesce(at, 0)) / 86400 / {HALF_LIFE_DAYS}) AS score
+FROM found ORDER BY score DESC, at DESC, id DESC LIMIT :limit OFFSET :offset
+"""
+
+
 def search(connection: sqlite3.Connection, query: Query) -> SearchHits:
     """Run a query and return one page of hits. Raise ``sqlite3.Error``."""
     alternatives = parse_words(clean_text(query.words))
@@ -100,31 +111,20 @@ def search(connection: sqlite3.Connection, query: Query) -> SearchHits:
         return SearchHits()
     places, conditions, values = _build_filters(connection, query, memories)
     expression = f"({build_expression(alternatives)}){places}"
-    rows = connection.execute(
-        f"SELECT r.id, r.at, r.size FROM words JOIN records r ON r.id = words.rowid WHERE words MATCH ?{conditions}"
-        f" ORDER BY words.rowid DESC LIMIT {CANDIDATES}",
-        (expression, *values),
+    page = connection.execute(
+        SEARCH.format(conditions=conditions),
+        {
+            **values,
+            "words": expression,
+            "titles": f"({build_expression(alternatives, 'title')}){places}",
+            "now": time.time(),
+            "limit": query.limit + 1,
+            "offset": query.offset,
+        },
     ).fetchall()
-    by_title = {
-        id
-        for (id,) in connection.execute(
-            f"SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT {CANDIDATES}",
-            (f"({build_expression(alternatives, 'title')}){places}",),
-        )
-    }
-    now = time.time()
-    scored = sorted(
-        (-_score(id in by_title, size, at, now), -(at if at is not None else -math.inf), -id) for id, at, size in rows
-    )
-    page = [(-id, -score) for score, _, id in scored[query.offset : query.offset + query.limit]]
     phrases = compile_phrases([phrase for one in alternatives for phrase in one.wanted])
-    hits = [_make_hit(connection, id, score, phrases, query, memories) for id, score in page]
-    return SearchHits(hits=hits, more=len(scored) > query.offset + query.limit)
-
-
-def _score(by_title: bool, size: int, at: float | None, now: float) -> float:
-    fit = (BY_TITLE if by_title else BY_TEXT) / (1 + math.log1p(size / LETTERS_PER_WORD))
-    return fit / (1 + max(0.0, now - (at or 0.0)) / DAY / HALF_LIFE_DAYS)
+    hits = [_make_hit(connection, id, score, phrases, query, memories) for id, score in page[: query.limit]]
+    return SearchHits(hits=hits, more=len(page) > query.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def _list_memories(connection: sqlite3.Connection, query: Query) -> dict[int, _M
 
 def _build_filters(
     connection: sqlite3.Connection, query: Query, memories: Mapping[int, _Memory]
-) -> tuple[str, str, list[object]]:
+) -> tuple[str, str, dict[str, object]]:
     """Return what narrows the full-text query, the conditions on records, and their values."""
-    places, conditions, values = "", "", list[object]()
+    places, conditions, values = "", "", dict[str, object]()
     if query.kinds:
         places += f" AND (place : ({_join(map(name_kind, query.kinds), ' OR ')}))"
     (count,) = connection.execute("SELECT count(*) FROM memories").fetchone()
@@ -161,12 +161,12 @@ def _build_filters(
     if not query.history:
         conditions += " AND r.last IS NULL"
     if query.projects:
-        conditions += f" AND r.project IN ({','.join('?' * len(query.projects))})"
-        values += map(clean_text, query.projects)
-    for moment, sign in ((query.since, ">="), (query.until, "<")):
+        conditions += " AND r.project IN (SELECT value FROM json_each(:projects))"
+        values["projects"] = json.dumps(list(map(clean_text, query.projects)))
+    for name, moment, sign in (("since", query.since, ">="), ("until", query.until, "<")):
         if moment is not None:
-            conditions += f" AND r.at {sign} ?"
-            values.append(moment.timestamp())
+            conditions += f" AND r.at {sign} :{name}"
+            values[name] = moment.timestamp()
     return places, conditions, values
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Collection, Sequence
@@ -12,9 +13,10 @@ from sidecar.records.record import Record
 from sidecar.search.port import Moment, WriteCounts
 
 ADD = """
-INSERT OR IGNORE INTO records (id, memory_id, kind, key, project, session, at, path, digest, size, first)
+INSERT OR IGNORE INTO records (id, memory_id, kind, key, project, session, at, path, digest, weight, first)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+LETTERS_PER_WORD = 6
 ADD_WORDS = "INSERT INTO words (rowid, title, text, place) VALUES (?, ?, ?, ?)"
 FIND = """
 SELECT r.id, r.digest, r.project, w.title, w.text FROM records r JOIN words w ON w.rowid = r.id
@@ -134,9 +136,9 @@ class MemoryRows:
 
     def _list_values(self, id: int, record: Record, digest: bytes) -> tuple[object, ...]:
         at = record.at.timestamp() if record.at else None
-        size = len(record.title) + len(record.text)
+        weight = 1 / (1 + math.log1p((len(record.title) + len(record.text)) / LETTERS_PER_WORD))
         about = (record.kind, record.key, record.project, record.session, at, record.path)
-        return (id, self._id, *about, digest, size, self._number)
+        return (id, self._id, *about, digest, weight, self._number)
 
     def _replace_version(self, id: int, record: Record, digest: bytes) -> bool:
         """Put a record in the place of its last version. Return whether its words are to be added: not if they are the

@@ -29,7 +29,7 @@ TABLES = (
         created TEXT NOT NULL,
         PRIMARY KEY (memory_id, number)
     ) WITHOUT ROWID""",
-    # A record is known from snapshot ``first`` of the line until ``last``; still known: NULL.
+    # Matches in a short record weigh more. A record is known from snapshot ``first`` of the line until ``last``; still known: NULL.
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY,
         memory_id INTEGER NOT NULL,
@@ -40,7 +40,7 @@ TABLES = (
         at REAL,
         path TEXT NOT NULL,
         digest BLOB NOT NULL,
-        size INTEGER NOT NULL,
+        weight REAL NOT NULL,
         first INTEGER NOT NULL,
         last INTEGER
     )""",
