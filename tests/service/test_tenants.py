@@ -25,7 +25,7 @@ from sidecar.service.api.app import OPEN_TO_ALL
 from sidecar.service.api.problems import on_sidecar_error
 from sidecar.service.attachments.attachment import CareOptions
 from tests.parts.homes import empty_home, engine_at, write
-from tests.parts.postgres import Database
+from tests.parts.searched import Searched, index_of
 from tests.parts.tenants import ADMIN_TOKEN, EVERY_VERB, ROLE, House, Reply, path
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
