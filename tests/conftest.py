@@ -23,9 +23,9 @@ from tests.parts.forked_command import ForkedCommand
 from tests.parts.leaks import leaked
 from tests.parts.mounts import CannotMount, bound, tmpfs
 from tests.parts.postgres import Database, Server, postgres
-from tests.parts.searched import InPostgres, OnThisMachine, Searched
 from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
 from tests.parts.s3_servers import CannotStart, S3Server, minio, moto, rclone, s3proxy, seaweedfs, versitygw
+from tests.parts.searched import InPostgres, OnThisMachine, Searched
 from tests.parts.services import Service
 from tests.parts.supabase import supabase
 

@@ -172,6 +172,8 @@ class MemoryRows:
     def _delete_where(self, condition: str, *, count: bool) -> None:
         where = f"FROM records WHERE memory_id = ? {condition}"
         if count:
-            self._removed += self._connection.execute(f"SELECT count(*) {where} AND last IS NULL", (self._id,)).fetchone()[0]
+            self._removed += self._connection.execute(
+                f"SELECT count(*) {where} AND last IS NULL", (self._id,)
+            ).fetchone()[0]
         self._connection.execute(f"DELETE FROM words WHERE rowid IN (SELECT id {where})", (self._id,))
         self._connection.execute(f"DELETE {where}", (self._id,))

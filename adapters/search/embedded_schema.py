@@ -29,7 +29,8 @@ TABLES = (
         created TEXT NOT NULL,
         PRIMARY KEY (memory_id, number)
     ) WITHOUT ROWID""",
-    # Matches in a short record weigh more. A record is known from snapshot ``first`` of the line until ``last``; still known: NULL.
+    # A record is known from snapshot ``first`` of the line until ``last``, which is NULL while it still is. What stands in
+    # a short record has a larger ``weight``.
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY,
         memory_id INTEGER NOT NULL,

@@ -14,7 +14,7 @@ from sidecar.errors import BadConfig, SearchUnfit
 from sidecar.host.files import open_private
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 
-NO_KEYS = "[search] embedded is \"sealed\", and no encryption keys are given."
+NO_KEYS = '[search] embedded is "sealed", and no encryption keys are given.'
 
 
 class Sealer(Protocol):
@@ -32,7 +32,7 @@ class SealedOpener:
 
     def __init__(self, encryption: EncryptedStore | None, most: int) -> None:
         if encryption is None:
-            hint = 'Set [search] embedded = "plain", or give the keys of the store; see docs/encryption.md.'
+            hint = 'Set [search] embedded = "plain", or give the keys of the store; see docs/security.md.'
             raise BadConfig(NO_KEYS, hint=hint, at=("search", "embedded"))
         self._encryption = encryption
         self._most = most

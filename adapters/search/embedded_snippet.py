@@ -44,5 +44,4 @@ def _go_to_blank(text: str, place: int, near: int) -> int:
     if place <= 0 or place >= len(text):
         return max(0, min(place, len(text)))
     step = 1 if place < near else -1
-    found = next((at for at in islice(range(place, near, step), AFTER) if text[at].isspace()), place)
-    return found
+    return next((at for at in islice(range(place, near, step), AFTER) if text[at].isspace()), place)

@@ -164,7 +164,9 @@ class PostgresSearch:
             removed = 0
             anew = reader != self._reader or (moment is not None and moment.begins)
             if anew or moment is None:  # those rows were made by another reader version or configuration, or are past
-                await self._execute("DELETE FROM {schema}.records WHERE memory_id = %s AND last IS NOT NULL", cursor, id)
+                await self._execute(
+                    "DELETE FROM {schema}.records WHERE memory_id = %s AND last IS NOT NULL", cursor, id
+                )
                 await self._execute("DELETE FROM {schema}.snapshots WHERE memory_id = %s", cursor, id)
                 last = None
             if anew:

@@ -9,7 +9,6 @@ import os
 import pwd
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from sidecar.audit.verification import Finding
 from sidecar.cli.result import Result, Table, format_time, parse_moment
 from sidecar.cli.screen import print_error
 from sidecar.engine import Engine
-from sidecar.errors import Interrupted, SidecarError, UsageError
+from sidecar.errors import Interrupted, SidecarError
 from sidecar.host.text import format_count
 from sidecar.ids import escape_id
 from sidecar.ports import Store

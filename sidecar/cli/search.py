@@ -63,7 +63,9 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
     if index.embedded and answer.unindexed and not failed:  # it was damaged, and is empty now
         failed = await _catch_up(index, memories, history=args.all)
         answer = await index.search(query)
-    table = Table(_list_columns(args), [_build_row(hit, args) for hit in answer.hits], _describe_no_hits(answer, failed))
+    table = Table(
+        _list_columns(args), [_build_row(hit, args) for hit in answer.hits], _describe_no_hits(answer, failed)
+    )
     more = [f"There are more; --limit {args.limit * 2} shows some."] if answer.more else []
     problems = [f"Warning: {one.memory} is not searched as it is now: {one.problem}" for one in failed]
     behind = [f"{one}: {BEHIND}" for one in answer.behind if one not in {done.memory for done in failed}]
@@ -84,7 +86,9 @@ async def _catch_up(index: SearchIndex, memories: Sequence[str], *, history: boo
             done += 1
             failed += [one] if one.state == "failed" else []
     except asyncio.CancelledError:
-        print_error(f"Stopped: {done:,} of {len(wrong):,} memories were read, and stay so; the next search goes on from there.")
+        print_error(
+            f"Stopped: {done:,} of {len(wrong):,} memories were read, and stay so; the next search goes on from there."
+        )
         raise
     finally:
         watch.cancel()

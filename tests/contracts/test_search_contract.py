@@ -29,7 +29,9 @@ class Some:
             yield [record]
 
 
-def section(key: str, text: str = "swim", title: str = "Otters", project: str = "", at: datetime | None = NOW) -> Record:
+def section(
+    key: str, text: str = "swim", title: str = "Otters", project: str = "", at: datetime | None = NOW
+) -> Record:
     return Record(kind="section", key=key, title=title, text=text, project=project, at=at)
 
 
@@ -146,7 +148,10 @@ LANGUAGE = [
     ("fo*", []),
     ("loc", []),
     *((words, []) for words in ("", "   ", '"', '""', "-", '-""', "\0", "\ud800", "((((", "***", "NEAR(x)")),
-    *((words, []) for words in ("'); DROP TABLE records; --", "%s {schema}", "title:x", "{title} : lock NOT", "k73 m1")),
+    *(
+        (words, [])
+        for words in ("'); DROP TABLE records; --", "%s {schema}", "title:x", "{title} : lock NOT", "k73 m1")
+    ),
 ]
 
 

@@ -154,17 +154,21 @@ def test_a_service_without_postgres_keeps_an_index_from_the_first_search_on(tmp_
         until(lambda: find(newest))
         assert [hit["snapshot"] for hit in find(newest)] == [second]
         with Client(service.url, token=TOKEN) as client:
-            found = client.search(newest, projects=["app"], until=datetime.now(UTC) - timedelta(days=3650), history=True)
+            found = client.search(
+                newest, projects=["app"], until=datetime.now(UTC) - timedelta(days=3650), history=True
+            )
             assert (found.hits, found.without_past) == ([], ["conductor"])
         done("index", "--all", store=store)
         assert service.http.get("/v1/search", params={"q": newest, "all": True}).json()["without_past"] == []
+        assert figure(service, "failures_total") == 0
+    with serving(store, tmp_path / "log") as service:
+        agent.converse()
+        export(service, agent)
+        until(lambda: figure(service, "records_written_total") > 0)  # it is kept without a search
         assert service.http.delete(path("conductor")).status_code == 200
         until(lambda: not find(newest))
         until(lambda: figure(service, "behind") == 0)
         assert figure(service, "failures_total") == 0
-    with serving(store, tmp_path / "log") as service:
-        export(service, agent, "again")
-        until(lambda: figure(service, "records_written_total") > 0)  # it is kept without a search
 
 
 def test_two_services_and_ten_commands_share_one_index(tmp_path: Path, agent: Agent) -> None:
