@@ -61,9 +61,8 @@ class Texts:
 class Source:
     """The records of one memory."""
 
-    problems: Sequence[str] = ()
-
     def __init__(self, memory: int, texts: Iterator[tuple[str, str]], count: int) -> None:
+        self.problems: list[str] = []
         self._memory, self._texts, self._count = memory, texts, count
 
     async def batches(self) -> AsyncGenerator[Sequence[Record]]:

@@ -144,7 +144,7 @@ class NoIndex(UsageError):
     """There is no index to search."""
 
     code = "no-index"
-    default_hint = 'Set [search] embedded = "plain", or MEMORY_SIDECAR_POSTGRES to the URL of a Postgres database; see docs/search.md.'
+    default_hint = 'Set [search] embedded = "plain", or MEMORY_SIDECAR_POSTGRES to a URL; see docs/search.md.'
 
 
 class DriverMissing(UsageError):

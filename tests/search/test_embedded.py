@@ -31,10 +31,9 @@ PLACE = MemoryRef("store", "conductor")
 
 
 class Some:
-    problems: Sequence[str] = ()
-
     def __init__(self, *texts: str) -> None:
         self.texts = texts
+        self.problems: list[str] = []
 
     async def batches(self) -> AsyncGenerator[Sequence[Record]]:
         yield [Record(kind="section", key=str(n), title="x", text=text) for n, text in enumerate(self.texts)]
