@@ -56,10 +56,6 @@ class EmbeddedSearch:
         self._open_files = open_files
         self._reader = str(READER)
 
-    def has_index(self, store: str) -> bool:
-        """Whether a search was ever made possible here."""
-        return bool(store) and (self.base / store / "lock").exists()
-
     async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
         def read(connection: sqlite3.Connection) -> dict[str, str]:
             rows = connection.execute(STANDING, (memory,))

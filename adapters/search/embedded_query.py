@@ -90,11 +90,11 @@ def _express_all() -> str:
 
 
 SEARCH = f"""
-WITH found AS MATERIALIZED (
+WITH found AS (
     SELECT r.id, r.at, r.weight FROM words JOIN records r ON r.id = words.rowid
     WHERE words MATCH :words{{conditions}} ORDER BY words.rowid DESC LIMIT {CANDIDATES}
 ),
-titled AS MATERIALIZED (
+titled AS (
     SELECT rowid AS id FROM words WHERE words MATCH :titles ORDER BY rowid DESC LIMIT {CANDIDATES}
 )
 SELECT id, weight * CASE WHEN id IN (SELECT id FROM titled) THEN 1.0 ELSE 0.4 END

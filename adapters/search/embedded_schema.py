@@ -67,7 +67,7 @@ def create_tables(connection: sqlite3.Connection) -> None:
 def has_tables(connection: sqlite3.Connection) -> bool:
     """Return whether a database has the tables of this version."""
     about = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     return about == [(APPLICATION,), (FORMAT,)] and {"memories", "snapshots", "records", "words", "present"} <= names
 
 

@@ -34,6 +34,12 @@ class SealedOpener:
         if encryption is None:
             hint = 'Set [search] embedded = "plain", or give the keys of the store; see docs/security.md.'
             raise BadConfig(NO_KEYS, hint=hint, at=("search", "embedded"))
+        if not hasattr(sqlite3.Connection, "deserialize"):
+            raise BadConfig(
+                "The SQLite of this Python cannot hold a database in memory, which a sealed search index needs.",
+                hint='Use a Python with SQLite 3.36 or newer, or [search] embedded = "plain" or "off".',
+                at=("search", "embedded"),
+            )
         self._encryption = encryption
         self._most = most
 

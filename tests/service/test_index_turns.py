@@ -80,8 +80,9 @@ async def test_everything_is_looked_at_first_and_then_what_is_told() -> None:
     await until(lambda: watch.index.asked == ["a", "b"])
     watch.events.publish("export.committed", memory="c")
     watch.events.publish("export.unchanged", memory="d")
+    watch.events.publish("retention.forgot", memory="f")
     watch.indexing.update_soon("e")
-    await until(lambda: watch.index.asked == ["a", "b", "c", "e"])
+    await until(lambda: watch.index.asked == ["a", "b", "c", "f", "e"])
     assert watch.index.looks == 1
     await until(lambda: watch.figure("behind") == 0)
     await watch.indexing.close(1)

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Event
 from sidecar.search.upkeep import IndexResult, SearchIndex
-from sidecar.service.event_types import HEAD_CHANGES
+from sidecar.service.event_types import FORGOT, HEAD_CHANGES
 from sidecar.service.events import Events
 
 FIRST_PAUSE = 1.0
@@ -71,7 +71,7 @@ class IndexUpdater:
             self._rest.clear()
 
     def _on_event(self, event: Event) -> None:
-        if event.type in HEAD_CHANGES:
+        if event.type in HEAD_CHANGES or event.type == FORGOT:
             self.update_soon(event.memory)
 
     async def _run(self) -> None:
