@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from adapters.search import embedded_query
 from adapters.search.embedded_files import (
-    Damaged,
+    WAS_DAMAGED,
     IndexFiles,
     is_damage,
     open_plain,
@@ -32,7 +32,6 @@ from sidecar.search.port import MemoryRef, Moment, Query, RecordSource, SearchHi
 T = TypeVar("T")
 OpenFiles = Callable[[Path, str], Awaitable[IndexFiles]]
 SEARCH_SECONDS = 10.0
-WAS_DAMAGED = "The search index on this machine was damaged, and is built again."
 STANDING = "SELECT memory, snapshot, reader FROM memories WHERE ?1 IN ('', memory)"
 LINES = """
 SELECT m.memory, s.snapshot FROM memories m JOIN snapshots s ON s.memory_id = m.id WHERE ?1 IN ('', m.memory)
@@ -121,8 +120,8 @@ class EmbeddedSearch:
         session = _Session(files)
         try:
             return await run_to_end(lambda: session.read(work), session.interrupt)
-        except Damaged:
-            pass
+        except IndexReset:
+            pass  # it still has to be removed
         except sqlite3.Error as problem:
             if not is_damage(problem):
                 raise translate_error(problem, self.base / store) from None
@@ -143,9 +142,9 @@ class EmbeddedSearch:
             try:
                 await turn.run(turn.begin)
                 yield turn
-            except Damaged:
+            except IndexReset:
                 await run_to_end(files.discard)
-                raise IndexReset(WAS_DAMAGED) from None
+                raise
             except sqlite3.Error as problem:
                 if is_damage(problem):
                     await run_to_end(files.discard)

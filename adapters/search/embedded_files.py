@@ -45,15 +45,14 @@ PLAIN_NAMES = re.compile(r"(?:index-(\d+)-\d+\.db(?:-wal|-shm)?|\.new-[0-9-]+(?:
 HOW_TO_MOVE = "Check the folder's rights, or name another one in [search] folder."
 
 
-class Damaged(Exception):
-    """What is in the file is no index of this version."""
+WAS_DAMAGED = "The search index on this machine was damaged, and is built again."
 
 
 class IndexFiles(Protocol):
     """The files of one index. Everything but ``take_turn`` is for a thread."""
 
     def open_to_read(self) -> sqlite3.Connection | None:
-        """``None``: there is no index yet. Raise ``Damaged``, ``OSError`` or ``sqlite3.Error``."""
+        """``None``: there is no index yet. Raise ``IndexReset``, ``OSError`` or ``sqlite3.Error``."""
         ...
 
     def open_to_write(self) -> sqlite3.Connection:
@@ -172,7 +171,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open a database that exists. Raise ``Damaged`` if it is not an index of this version."""
+    """Open a database that exists. Raise ``IndexReset`` if it is not an index of this version."""
     uri = f"{path.absolute().as_uri()}?mode=rw"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
@@ -190,10 +189,10 @@ def check_tables(connection: sqlite3.Connection) -> None:
         whole = has_tables(connection)
     except sqlite3.DatabaseError as problem:
         if is_damage(problem):
-            raise Damaged from None
+            raise IndexReset(WAS_DAMAGED) from None
         raise
     if not whole:
-        raise Damaged
+        raise IndexReset(WAS_DAMAGED)
 
 
 def _remove(path: Path) -> None:
@@ -213,7 +212,7 @@ def translate_error(problem: sqlite3.Error | OSError, folder: Path) -> SearchErr
         return SearchDenied(f"The search index in {folder} cannot be used: {problem.strerror}.", hint=HOW_TO_MOVE)
     code = (getattr(problem, "sqlite_errorcode", 0) or 0) & 0xFF
     if is_damage(problem):
-        return IndexReset("The search index on this machine was damaged, and is built again.")
+        return IndexReset(WAS_DAMAGED)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_INTERRUPT):
         return SearchBusy("The search index took too long to answer.")
     if code in DENIED:

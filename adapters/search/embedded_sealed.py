@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from adapters.search.embedded_files import PLAIN_NAMES, Damaged, PlainFiles, check_tables
+from adapters.search.embedded_files import PLAIN_NAMES, WAS_DAMAGED, PlainFiles, check_tables
 from adapters.search.embedded_schema import FORMAT, create_tables
-from sidecar.errors import BadConfig, SearchUnfit
+from sidecar.errors import BadConfig, IndexReset, SearchUnfit
 from sidecar.host.files import open_private
 from sidecar.store.encryption.encrypted_store import EncryptedStore
 
@@ -74,11 +74,11 @@ class SealedFiles(PlainFiles):
 
     def _open(self, sealed: bytes) -> bytes:
         if self._sealer is None:
-            raise Damaged
+            raise IndexReset(WAS_DAMAGED)
         try:
             return self._sealer.open(sealed)
         except Exception:  # of another key, or altered: either way it is built again
-            raise Damaged from None
+            raise IndexReset(WAS_DAMAGED) from None
 
     def open_to_write(self) -> sqlite3.Connection:
         # What was written before the store was encrypted lies here readable.
