@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyrage
 import pytest
 
 from sidecar.cli import main
@@ -218,7 +219,7 @@ def test_an_encrypted_store_is_searched_once_it_is_said_how(
     tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, cache = tmp_path / "store", Path(os.environ["XDG_CACHE_HOME"])
-    monkeypatch.setenv("MEMORY_SIDECAR_PASSPHRASE", "correct horse battery staple")
+    monkeypatch.setenv("MEMORY_SIDECAR_IDENTITY", str(pyrage.x25519.Identity.generate()))
     assert export(agent, store).code == 0
     rare = agent.observed[1][1][1].split()[30]
     for words in (["search", rare], ["index"]):
@@ -250,7 +251,7 @@ def test_an_encrypted_store_is_searched_once_it_is_said_how(
     assert export(agent, store).code == 0
     ran = run_cli("search", rare, store=store)
     assert (ran.code, ran.error) == (1, "index-unfit") and "sealed_bytes" in ran.document["error"]["hint"]
-    monkeypatch.delenv("MEMORY_SIDECAR_PASSPHRASE")
+    monkeypatch.delenv("MEMORY_SIDECAR_IDENTITY")
     ran = run_cli("search", rare, store=tmp_path / "another")
     assert (ran.code, ran.error) == (2, "bad-config") and "sealed" in ran.document["error"]["message"]
 
