@@ -95,6 +95,8 @@ class PlainFiles:
             waiting.add_done_callback(lambda _: os.close(descriptor))
             if isinstance(stopped, TimeoutError):
                 raise SearchBusy("Another process writes to the search index.") from None
+            if isinstance(stopped, OSError):  # a disk without locks
+                raise translate_error(stopped, self.folder) from None
             raise
         try:
             yield
