@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import arrivals, encryption, large, providers, reading, service, tenants, warm
+from benchmarks import arrivals, encryption, large, providers, reading, search, service, tenants, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -27,6 +27,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "tenants": lambda folder: tenants.measure(folder, 6000, 40),
     "reading": lambda folder: reading.measure(folder, 50 * MB, 100),
     "arrivals": lambda folder: arrivals.measure(folder, 200, 60),
+    "search": lambda folder: search.measure(folder, 1_000_000),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "large": lambda folder: large.measure(folder, 60 * MB),
@@ -38,6 +39,7 @@ QUICK: dict[str, Callable[[Path], Section]] = {
     "tenants": lambda folder: tenants.measure(folder, 600, 5),
     "reading": lambda folder: reading.measure(folder, 5 * MB, 10),
     "arrivals": lambda folder: arrivals.measure(folder, 6, 2),
+    "search": lambda folder: search.measure(folder, 50_000),
 }
 
 

@@ -38,7 +38,7 @@
     │   ├── SizeMismatch · DigestMismatch · PackBomb
     │   └── UnpackTimeout          it took longer to read than it may
     ├── SearchError                exit 1   the database that is searched; never in the way of an export
-    │   ├── SearchUnreachable · SearchBusy   (a retry can help)
+    │   ├── SearchUnreachable · SearchBusy · IndexReset   (a retry can help)
     │   └── SearchDenied · SearchUnfit
     ├── AccessDenied               exit 1   the token may not do that
     │   ├── TokenExpired
@@ -142,10 +142,10 @@ class NothingToAccept(UsageError):
 
 
 class NoIndex(UsageError):
-    """There is no database to search."""
+    """There is no index to search."""
 
     code = "no-index"
-    default_hint = "Set MEMORY_SIDECAR_POSTGRES to the URL of a Postgres database; see docs/search.md."
+    default_hint = 'Set [search] embedded = "plain", or MEMORY_SIDECAR_POSTGRES to a URL; see docs/search.md.'
 
 
 class DriverMissing(UsageError):
@@ -537,7 +537,7 @@ class SearchError(SidecarError):
     """The database that is searched failed in a way that has no code of its own. No export waits for it."""
 
     code = "index-failed"
-    default_hint = "Look at the database's log; `memory-sidecar index` then brings it up to date."
+    default_hint = "Look at the database's log or the disk; `memory-sidecar index` then brings it up to date."
 
 
 class SearchUnreachable(SearchError):
@@ -549,22 +549,30 @@ class SearchUnreachable(SearchError):
 
 
 class SearchBusy(SearchError):
-    """Postgres is busy: a lock or a time limit stopped the query."""
+    """The search index is busy: a lock or a time limit stopped the query."""
 
     code = "index-busy"
     retryable = True
     default_hint = "Try again in a moment; what is missing is caught up with by itself."
 
 
+class IndexReset(SearchError):
+    """The search index on this machine was damaged. It is empty now, and is built again from the store."""
+
+    code = "index-reset"
+    retryable = True
+    default_hint = "Search again: what is in the store is read again. Nothing else is affected."
+
+
 class SearchDenied(SearchError):
-    """Postgres refused the password, or what the role may do."""
+    """Postgres refused the password or what the role may do, or the folder of the index cannot be used."""
 
     code = "index-denied"
     default_hint = "The role needs to create a schema, or to own the one in [postgres] schema; see docs/search.md."
 
 
 class SearchUnfit(SearchError):
-    """The database cannot hold what it has to."""
+    """The index cannot hold what it has to."""
 
     code = "index-unfit"
     default_hint = "Use a Postgres database with the encoding UTF8; see docs/search.md."

@@ -355,6 +355,11 @@ class StoreLayer:
         self.url = inner.url
 
     @property
+    def inner(self) -> Store:
+        """The store around which this is."""
+        return self._inner
+
+    @property
     def seal(self) -> str:
         return self._inner.seal
 

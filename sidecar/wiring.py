@@ -11,12 +11,13 @@ from sidecar.errors import BadReference, DriverMissing
 from sidecar.layouts import Layout
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.ports import Sandbox, SandboxProvider, Store
-from sidecar.search.settings import Postgres, read_postgres_url
+from sidecar.search.settings import OFF, SEALED, Postgres, Search, read_postgres_url
 
 if TYPE_CHECKING:
     from sidecar.search.port import SearchDatabase
     from sidecar.search.upkeep import SearchIndex
     from sidecar.store.encryption.keys_given import GivenKeys
+    from sidecar.store.manifest import Manifest
     from sidecar.store.repository import Repository
 
 
@@ -120,13 +121,44 @@ def open_search(settings: Postgres) -> SearchDatabase | None:
 
 
 def open_index(
-    repository: Repository, settings: Postgres, layouts: Mapping[str, Layout] | None = None
+    repository: Repository, search: Search, postgres: Postgres, layouts: Mapping[str, Layout] | None = None
 ) -> SearchIndex | None:
-    """Open the search index of a store; ``None`` if no search database is configured. Raise ``BadConfig`` or
-    ``DriverMissing``."""
-    database = open_search(settings)
+    """Open the search index of a store: in Postgres if that is configured, else on this machine. ``None`` if that is off,
+    as it is for an encrypted store unless the settings say how it may lie here. Raise ``BadConfig`` or ``DriverMissing``."""
+    database = open_search(postgres)
+    embedded = database is None
+    database = database or open_embedded(repository, search)
     if database is None:
         return None
+    from sidecar.engine.histories import read_line
     from sidecar.search.upkeep import SearchIndex
 
-    return SearchIndex(repository, database, layouts)
+    async def read_manifests(memory: str, snapshot: str) -> list[Manifest]:
+        return [manifest for manifest, _ in await read_line(repository, memory, snapshot)]
+
+    return SearchIndex(
+        repository,
+        database,
+        layouts,
+        read_line=read_manifests,
+        keep_history=search.history,
+        embedded=embedded,
+    )
+
+
+def open_embedded(repository: Repository, settings: Search) -> SearchDatabase | None:
+    """Open the search index on this machine; ``None`` if it is off."""
+    from sidecar.store.encryption.encrypted_store import find_encryption
+
+    encryption = find_encryption(repository.store)
+    if settings.embedded == OFF or (encryption is not None and not settings.embedded):
+        return None
+    from adapters.search.embedded import EmbeddedSearch, find_cache_folder
+    from adapters.search.embedded_files import open_plain
+
+    base = Path(settings.folder).expanduser() if settings.folder else find_cache_folder()
+    if settings.embedded != SEALED:
+        return EmbeddedSearch(base, open_plain)
+    from adapters.search.embedded_sealed import SealedOpener
+
+    return EmbeddedSearch(base, SealedOpener(encryption, settings.sealed_bytes).open)

@@ -25,6 +25,7 @@ from tests.parts.mounts import CannotMount, bound, tmpfs
 from tests.parts.postgres import Database, Server, postgres
 from tests.parts.providers import EMULATORS, Emulator, Provider, cleaned, provider_variables
 from tests.parts.s3_servers import CannotStart, S3Server, minio, moto, rclone, s3proxy, seaweedfs, versitygw
+from tests.parts.searched import InPostgres, OnThisMachine, Searched
 from tests.parts.services import Service
 from tests.parts.supabase import supabase
 
@@ -160,6 +161,20 @@ def database(postgres_server: Server, forget_postgres: None, monkeypatch: pytest
     made = postgres_server.database()
     monkeypatch.setenv("MEMORY_SIDECAR_POSTGRES", made.url)
     return made
+
+
+@pytest.fixture(params=["embedded", "postgres"])
+def searched(request: pytest.FixtureRequest, tmp_path: Path) -> Searched:
+    """Either place of what is searched, empty."""
+    if request.param == "embedded":
+        return OnThisMachine(tmp_path / "indexes")
+    return InPostgres(request.getfixturevalue("database"))
+
+
+@pytest.fixture(autouse=True)
+def forget_indexes(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds a search index that another one has made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_state / f"cache-{secrets.token_hex(8)}"))
 
 
 @pytest.fixture

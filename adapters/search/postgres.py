@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, LiteralString
 
@@ -22,7 +22,7 @@ from adapters.search import postgres_query, postgres_schema
 from adapters.search.postgres_errors import Redactor, SchemaGone, translate_errors
 from sidecar.errors import BadConfig
 from sidecar.records.record import READER, Record
-from sidecar.search.port import MemoryRef, Query, RecordSource, SearchHits, Still, WriteCounts
+from sidecar.search.port import MemoryRef, Moment, Query, RecordSource, SearchHits, Still, WriteCounts
 from sidecar.search.settings import HOW, Postgres
 
 LOCK_SECONDS = 60.0
@@ -55,13 +55,37 @@ WHERE store = %(store)s AND (%(memory)s = '' OR memory = %(memory)s)
 REMOVE_GONE = """
 DELETE FROM {schema}.records r USING pg_temp.gone g WHERE r.memory_id = %s AND r.digest = g.digest
 """
+# Where the past is kept: what says the same as before is the same, and what is gone was known until the last snapshot.
+AMEND_SAME = """
+UPDATE {schema}.records r SET session = i.session, at = i.at, path = i.path, digest = i.digest
+FROM pg_temp.gone g, (SELECT DISTINCT ON (kind, key) * FROM pg_temp.incoming ORDER BY kind, key, n) i
+WHERE r.memory_id = %s AND r.last IS NULL AND r.digest = g.digest AND (r.kind, r.key) = (i.kind, i.key)
+    AND (r.title, r.body, r.project) = (i.title, i.body, i.project)
+"""
+END_GONE = """
+UPDATE {schema}.records r SET last = %(last)s FROM pg_temp.gone g
+WHERE r.memory_id = %(id)s AND r.last IS NULL AND r.digest = g.digest
+"""
+LINES = """
+SELECT m.memory, s.snapshot FROM {schema}.memories m JOIN {schema}.snapshots s ON s.memory_id = m.id
+WHERE m.store = %(store)s AND (%(memory)s = '' OR m.memory = %(memory)s) ORDER BY m.memory, s.number
+"""
+FORGET = """
+DELETE FROM {schema}.snapshots s USING {schema}.memories m
+WHERE m.id = s.memory_id AND m.store = %s AND m.memory = %s AND s.snapshot = ANY (%s)
+"""
+REMOVE_UNKNOWN = """
+DELETE FROM {schema}.records r USING {schema}.memories m
+WHERE m.id = r.memory_id AND m.store = %s AND m.memory = %s AND r.last IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {schema}.snapshots s WHERE s.memory_id = m.id AND s.number BETWEEN r.first AND r.last)
+"""
 INSERT = """
-INSERT INTO {schema}.records (memory_id, kind, key, title, body, project, session, at, path, digest, words)
+INSERT INTO {schema}.records (memory_id, kind, key, title, body, project, session, at, path, digest, first, words)
 SELECT DISTINCT ON (kind, key) %(id)s::bigint, kind, key, title, body, project, session, at, path, digest,
-    setweight(to_tsvector(%(text_search)s::regconfig, translate(title, %(joined)s, %(blanks)s)), 'A')
+    %(first)s::bigint, setweight(to_tsvector(%(text_search)s::regconfig, translate(title, %(joined)s, %(blanks)s)), 'A')
         || setweight(to_tsvector(%(text_search)s::regconfig, translate(body, %(joined)s, %(blanks)s)), 'B')
 FROM pg_temp.incoming ORDER BY kind, key, n
-ON CONFLICT (memory_id, kind, key) DO NOTHING
+ON CONFLICT (memory_id, kind, key) WHERE last IS NULL DO NOTHING
 """
 CLAIM = """
 INSERT INTO {schema}.memories (store, memory, snapshot, reader, records, problems, indexed)
@@ -70,7 +94,7 @@ ON CONFLICT (store, memory) DO UPDATE SET store = excluded.store RETURNING id, s
 """
 SETTLE = """
 UPDATE {schema}.memories SET snapshot = %(snapshot)s, reader = %(reader)s, problems = %(problems)s, indexed = now(),
-    records = (SELECT count(*) FROM {schema}.records WHERE memory_id = %(id)s)
+    records = (SELECT count(*) FROM {schema}.records WHERE memory_id = %(id)s AND last IS NULL)
 WHERE id = %(id)s RETURNING records
 """
 
@@ -107,7 +131,25 @@ class PostgresSearch:
             await cursor.execute(self._format_sql(STANDING), {"store": store, "memory": memory})
             return {memory: snapshot if reader == self._reader else "" async for memory, snapshot, reader in cursor}
 
-    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+    async def lines(self, store: str, memory: str = "") -> Mapping[str, Sequence[str]]:
+        """Return the snapshots of each memory whose past is kept."""
+        found: dict[str, list[str]] = {}
+        async with self._open_transaction(self._settings.timeout) as cursor:
+            await cursor.execute(self._format_sql(LINES), {"store": store, "memory": memory})
+            async for name, snapshot in cursor:
+                found.setdefault(name, []).append(snapshot)
+        return found
+
+    async def forget(self, place: MemoryRef, snapshots: Collection[str]) -> None:
+        """Remove past snapshots of a memory, and the rows that no other has."""
+        async with self._open_transaction(WRITE_SECONDS) as cursor:
+            await self._take_turn(cursor, place)
+            await cursor.execute(self._format_sql(FORGET), (place.store, place.memory, list(snapshots)))
+            await cursor.execute(self._format_sql(REMOVE_UNKNOWN), (place.store, place.memory))
+
+    async def replace(
+        self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still, moment: Moment | None = None
+    ) -> WriteCounts | None:
         """Make a memory's rows equal to a snapshot's records, in one transaction. Return ``None`` if it is outdated
         (``still``)."""
         async with self._open_transaction(WRITE_SECONDS) as cursor:
@@ -116,23 +158,54 @@ class PostgresSearch:
                 return None
             await cursor.execute(self._format_sql(CLAIM), (place.store, place.memory))
             id, held, reader, count = await cursor.fetchone() or (0, "", "", 0)
-            if (held, reader) == (snapshot, self._reader):
+            last = await self._find_last(cursor, id)
+            if (held, reader) == (snapshot, self._reader) and (last is not None) == (moment is not None):
                 return WriteCounts(records=count)
             removed = 0
-            if reader != self._reader:  # those rows were made by another reader version or configuration
-                await cursor.execute(self._format_sql("DELETE FROM {schema}.records WHERE memory_id = %s"), (id,))
-                removed = cursor.rowcount
-            gone = await self._insert_missing(cursor, id, records)
-            removed += await self._remove(cursor, id, gone)
+            anew = reader != self._reader or (moment is not None and moment.begins)
+            if anew or moment is None:  # those rows were made by another reader version or configuration, or are past
+                await self._execute(
+                    "DELETE FROM {schema}.records WHERE memory_id = %s AND last IS NOT NULL", cursor, id
+                )
+                await self._execute("DELETE FROM {schema}.snapshots WHERE memory_id = %s", cursor, id)
+                last = None
+            if anew:
+                removed = await self._execute("DELETE FROM {schema}.records WHERE memory_id = %s", cursor, id)
+            await self._insert_missing(cursor, id, records)
+            gone, amended = await self._let_go(cursor, id, last if moment is not None else None)
             parted = {"joined": postgres_query.JOINED, "blanks": postgres_query.BLANKS}
+            first = 0 if last is None else last + 1
             await cursor.execute(
-                self._format_sql(INSERT), {"id": id, "text_search": self._settings.text_search, **parted}
+                self._format_sql(INSERT),
+                {"id": id, "first": first, "text_search": self._settings.text_search, **parted},
             )
-            written = cursor.rowcount
+            written = cursor.rowcount + amended
+            if moment is not None:
+                line = "INSERT INTO {schema}.snapshots VALUES (%s, %s, %s, %s)"
+                await self._execute(line, cursor, id, first, snapshot, moment.created)
             about = {"id": id, "snapshot": snapshot, "reader": self._reader, "problems": records.problems}
             await cursor.execute(self._format_sql(SETTLE), about)
             (now,) = await cursor.fetchone() or (0,)
-            return WriteCounts(records=now, written=written, removed=removed)
+            return WriteCounts(records=now, written=written, removed=removed + gone + amended)
+
+    async def _find_last(self, cursor: AsyncCursor[Any], id: int) -> int | None:
+        """Return the number of the last snapshot in the line; ``None`` if the memory's past is not kept."""
+        await self._execute("SELECT max(number) FROM {schema}.snapshots WHERE memory_id = %s", cursor, id)
+        row = await cursor.fetchone()
+        return row[0] if row else None
+
+    async def _let_go(self, cursor: AsyncCursor[Any], id: int, last: int | None) -> tuple[int, int]:
+        """Delete the rows that no record has any more, or end them with snapshot ``last``. Return how many these were,
+        and how many say the same as before and were amended."""
+        if last is None:
+            return await self._execute(REMOVE_GONE, cursor, id), 0
+        amended = await self._execute(AMEND_SAME, cursor, id)
+        await cursor.execute(self._format_sql(END_GONE), {"id": id, "last": last})
+        return cursor.rowcount, amended
+
+    async def _execute(self, statement: LiteralString, cursor: AsyncCursor[Any], *values: object) -> int:
+        await cursor.execute(self._format_sql(statement), values)
+        return cursor.rowcount
 
     async def remove(self, place: MemoryRef, still: Still) -> int | None:
         """Delete a memory's rows; return how many records it had, or ``None`` if it is outdated (``still``)."""
@@ -163,13 +236,13 @@ class PostgresSearch:
         name = f"{self._settings.schema} {place.store} {place.memory}"
         await cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
-    async def _insert_missing(self, cursor: AsyncCursor[Any], id: int, records: RecordSource) -> set[bytes]:
-        """Copy the records that Postgres does not have into a temporary table. Return the digests of rows that no
-        record has any more.
+    async def _insert_missing(self, cursor: AsyncCursor[Any], id: int, records: RecordSource) -> None:
+        """Copy the records that Postgres does not have into a temporary table, and into another the digests of rows that
+        no record has any more.
 
         Only digests are read, and only what changed is sent: most of a memory is the same after a conversation.
         """
-        await cursor.execute(self._format_sql("SELECT digest FROM {schema}.records WHERE memory_id = %s"), (id,))
+        await self._execute("SELECT digest FROM {schema}.records WHERE memory_id = %s AND last IS NULL", cursor, id)
         held = {digest async for (digest,) in cursor}
         await cursor.execute(INCOMING)
         async with (
@@ -185,16 +258,10 @@ class PostgresSearch:
                     else:
                         await copy.write_row((number, *_list_columns(record), digest))
                         number += 1
-        return held
-
-    async def _remove(self, cursor: AsyncCursor[Any], id: int, digests: set[bytes]) -> int:
-        """Delete the rows with these digests; return how many."""
         await cursor.execute(GONE)
         async with cursor.copy("COPY pg_temp.gone FROM STDIN") as copy:
-            for digest in digests:
+            for digest in held:
                 await copy.write_row((digest,))
-        await cursor.execute(self._format_sql(REMOVE_GONE), (id,))
-        return cursor.rowcount
 
     def _format_sql(self, statement: LiteralString) -> Composed:
         return SQL(statement).format(schema=Identifier(self._settings.schema))

@@ -28,6 +28,7 @@ SEARCH = """
 WITH wanted AS (SELECT websearch_to_tsquery(%(text_search)s::regconfig, %(words)s) AS words),
 found AS (
     SELECT m.memory, r.kind, r.key, r.title, r.body, r.project, r.session, r.at, r.path, m.snapshot, m.indexed,
+        r.memory_id, r.first, r.last,
         ts_rank(r.words, wanted.words, 1)
             / (1 + greatest(0, extract(epoch FROM now() - coalesce(r.at, 'epoch'))) / 86400 / %(half_life)s) AS score
     FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id, wanted
@@ -35,6 +36,10 @@ found AS (
         AND (%(memories)s::text[] IS NULL OR m.memory = ANY (%(memories)s::text[]))
         AND (%(within)s = '' OR m.memory ~ %(within)s)
         AND (%(kinds)s::text[] IS NULL OR r.kind = ANY (%(kinds)s::text[]))
+        AND (%(projects)s::text[] IS NULL OR r.project = ANY (%(projects)s::text[]))
+        AND (%(since)s::timestamptz IS NULL OR r.at >= %(since)s::timestamptz)
+        AND (%(until)s::timestamptz IS NULL OR r.at < %(until)s::timestamptz)
+        AND (%(history)s OR r.last IS NULL)
     ORDER BY score DESC, r.at DESC NULLS LAST, m.memory, r.kind, r.key
     LIMIT %(limit)s OFFSET %(offset)s
 )
@@ -42,8 +47,16 @@ SELECT memory, kind, key, title,
     CASE WHEN strpos(snippet, '**') > 0 THEN snippet ELSE
         ts_headline(%(text_search)s::regconfig, translate(start, %(joined)s, %(blanks)s), wanted.words, %(headline)s)
     END,
-    project, session, at, path, snapshot, indexed, score
-FROM found, wanted, LATERAL left(body, %(characters)s) AS start,
+    project, session, at, path, found.snapshot, indexed, score,
+    earliest.snapshot, earliest.created, latest.snapshot, after.created
+FROM found
+    LEFT JOIN LATERAL (SELECT snapshot, created FROM {schema}.snapshots s WHERE s.memory_id = found.memory_id
+        AND s.number >= found.first ORDER BY number LIMIT 1) AS earliest ON %(history)s
+    LEFT JOIN LATERAL (SELECT snapshot FROM {schema}.snapshots s WHERE s.memory_id = found.memory_id
+        AND s.number <= found.last ORDER BY number DESC LIMIT 1) AS latest ON %(history)s
+    LEFT JOIN LATERAL (SELECT created FROM {schema}.snapshots s WHERE s.memory_id = found.memory_id
+        AND s.number > found.last ORDER BY number LIMIT 1) AS after ON %(history)s,
+    wanted, LATERAL left(body, %(characters)s) AS start,
     LATERAL ts_headline(%(text_search)s::regconfig, start, wanted.words, %(headline)s) AS snippet
 ORDER BY score DESC, at DESC NULLS LAST, memory, kind, key
 """
@@ -59,6 +72,10 @@ async def search(cursor: AsyncCursor[Any], schema: str, text_search: str, query:
             "memories": list(map(clean_text, query.memories)) or None,
             "within": clean_text(query.within),
             "kinds": list(query.kinds) or None,
+            "projects": list(map(clean_text, query.projects)) or None,
+            "since": query.since,
+            "until": query.until,
+            "history": query.history,
             "limit": query.limit + 1,
             "offset": query.offset,
             "text_search": text_search,
@@ -81,7 +98,8 @@ def _split_words(words: str) -> str:
 
 
 def _make_hit(row: tuple[Any, ...]) -> Hit:
-    memory, kind, key, title, snippet, project, session, at, path, snapshot, indexed, score = row
+    memory, kind, key, title, snippet, project, session, at, path, snapshot, indexed, score, *known = row
+    first, since, last, until = known
     return Hit(
         memory=memory,
         kind=kind,
@@ -95,6 +113,10 @@ def _make_hit(row: tuple[Any, ...]) -> Hit:
         snapshot=snapshot,
         indexed=_format_time(indexed) or "",
         score=round(float(score), 6),
+        first=first or "",
+        since=since,
+        last=last or "",
+        until=until,
     )
 
 

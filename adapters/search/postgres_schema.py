@@ -43,6 +43,21 @@ STEPS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE {schema}.memories ENABLE ROW LEVEL SECURITY",
         "ALTER TABLE {schema}.records ENABLE ROW LEVEL SECURITY",
     ),
+    # The line of a memory whose history is kept; its records are known from snapshot ``first`` of it until ``last``.
+    (
+        """CREATE TABLE {schema}.snapshots (
+            memory_id bigint NOT NULL REFERENCES {schema}.memories ON DELETE CASCADE,
+            number bigint NOT NULL,
+            snapshot text NOT NULL,
+            created text NOT NULL,
+            PRIMARY KEY (memory_id, number)
+        )""",
+        "ALTER TABLE {schema}.snapshots ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE {schema}.records ADD COLUMN first bigint NOT NULL DEFAULT 0, ADD COLUMN last bigint",
+        "ALTER TABLE {schema}.records DROP CONSTRAINT records_pkey",
+        "CREATE UNIQUE INDEX records_present ON {schema}.records (memory_id, kind, key) WHERE last IS NULL",
+        "CREATE INDEX records_past ON {schema}.records (memory_id) WHERE last IS NOT NULL",
+    ),
 )
 
 

@@ -247,7 +247,7 @@ def _add_reading_commands(command: Any) -> None:
     verify.add_argument("memory", nargs="?", metavar="MEMORY")
     verify.add_argument("--drill", action="store_true", help="restore random snapshots into a scratch sandbox instead")
     verify.add_argument("--count", type=int, default=3, metavar="N", help="how many to restore (default: 3)")
-    search = command("search", "Find what memories say (needs Postgres: MEMORY_SIDECAR_POSTGRES).")
+    search = command("search", "Find what memories say.")
     search.add_argument("words", nargs="+", metavar="WORDS", help='as for a search engine: "exact words" or -without')
     search.add_argument(
         "--memory", action="append", default=[], dest="in_memory", metavar="MEMORY", help="only in this one"
@@ -255,9 +255,16 @@ def _add_reading_commands(command: Any) -> None:
     search.add_argument(
         "--kind", action="append", default=[], metavar="KIND", help="only these: observation, section, learning…"
     )
+    search.add_argument(
+        "--project", action="append", default=[], dest="in_project", metavar="NAME", help="only of this project"
+    )
+    search.add_argument("--since", metavar="TIME", help="only what was written since: 24h, 7d, 2026-11-16T10:00Z")
+    search.add_argument("--until", metavar="TIME", help="only what was written before")
+    search.add_argument("--all", action="store_true", help="also what is not known any more: since when, until when")
     search.add_argument("--limit", type=int, default=20, metavar="N", help="how many to show (default: 20)")
     index = command("index", "Bring what can be searched up to date with the store.")
     index.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and whatever is in the store no more")
+    index.add_argument("--all", action="store_true", help="the past too, so that `search --all` finds it")
     audit = command("audit", "Show who did what to which memory, if [audit] is set.")
     audit.add_argument("--memory", metavar="MEMORY", help="only calls on this one")
     audit.add_argument("--since", metavar="TIME", help="24h, 7d, 2026-11-16T10:00Z (default: all)")

@@ -9,7 +9,6 @@ import os
 import pwd
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from sidecar.audit.retention import cut_audit
 from sidecar.audit.settings import Audit
 from sidecar.audit.trail import Record, open_trail
 from sidecar.audit.verification import Finding
-from sidecar.cli.result import Result, Table, format_time
+from sidecar.cli.result import Result, Table, format_time, parse_moment
 from sidecar.cli.screen import print_error
 from sidecar.engine import Engine
-from sidecar.errors import Interrupted, SidecarError, UsageError
-from sidecar.host.text import format_count, parse_duration
+from sidecar.errors import Interrupted, SidecarError
+from sidecar.host.text import format_count
 from sidecar.ids import escape_id
 from sidecar.ports import Store
 
@@ -57,7 +56,7 @@ DONE = "ok"
 
 async def run_audit(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``audit``: show the calls. With ``--verify``, read and check all of it; exit code 1 if something is wrong."""
-    since = _parse_since(args.since) if args.since else None
+    since = parse_moment(args.since, "--since") if args.since else None
     if args.file:
         found = await read_file(Path(args.file))
     else:
@@ -107,20 +106,6 @@ def _describe_check(found: AuditFound, verify: bool) -> list[str]:
 def _describe(finding: Finding) -> str:
     where = f" ({finding.where})" if finding.where else ""
     return f"Chain {finding.chain or 'unknown'}: {finding.problem}{where}"
-
-
-def _parse_since(text: str) -> datetime:
-    """Return a moment from a time, or from a duration before now. Raise ``UsageError``."""
-    try:
-        return datetime.now(UTC) - parse_duration(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text.removeprefix("@"))
-    except ValueError:
-        hint = "Write 24h, 7d, 2026-11-16 or 2026-11-16T10:00Z."
-        raise UsageError(f"--since {text} is no time.", hint=hint) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 async def record_command(

@@ -34,7 +34,7 @@ from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
 from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
-from sidecar.wiring import find_store_folder, open_repository, open_sandbox, open_search
+from sidecar.wiring import find_store_folder, open_embedded, open_repository, open_sandbox, open_search
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
 DUE_TIMES = 3
@@ -155,6 +155,9 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
     repository = None
     with noted():
         repository = open_repository(config.store, found.keys)
+    with noted():
+        if repository is not None and not found.searched:
+            found.searched = open_embedded(repository, config.search) is not None
     readiness = StartChecks(
         Engine(
             repository=repository or open_repository(SOME_STORE, GivenKeys()),

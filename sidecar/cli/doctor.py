@@ -24,7 +24,7 @@ from sidecar.errors import SandboxError, SidecarError, SnapshotDamaged, StoreErr
 from sidecar.format.protocol import SeenRoot
 from sidecar.host.text import format_count
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
-from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.encrypted_store import find_encryption
 from sidecar.store.encryption.signed_store import SignedStore
 from sidecar.store.verification import MemoryReport, verify_memory
 
@@ -102,6 +102,8 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
     async def searched() -> str:
         assert engine.index is not None
         behind = await engine.index.behind()
+        if engine.index.embedded:
+            return f"on this machine; {len(behind):,} of the memories are read by the next search"
         return f"Postgres answers; behind: {', '.join(behind)}" if behind else "Postgres answers, and is up to date"
 
     async def sandbox() -> str:
@@ -136,7 +138,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
         await check("heads", heads)
         if _has_encryption(engine):
             await check("encryption", encrypted)
-    if engine.index is not None:
+    if engine.index is not None and (not engine.index.embedded or (checks[-1]["ok"] and await engine.index.is_begun())):
         await check("search", searched)
     if args.sandbox:
         await check("sandbox", sandbox)
@@ -159,8 +161,7 @@ async def run_doctor(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 def _has_encryption(engine: Engine) -> bool:
-    store = engine.repository.store
-    return isinstance(store, SignedStore) and isinstance(store.inner, EncryptedStore) and store.inner.encrypts
+    return find_encryption(engine.repository.store) is not None
 
 
 def _suggest_cure(args: argparse.Namespace) -> str:

@@ -74,6 +74,8 @@ WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
 )
 """The commands that read or change the search index."""
+WITH_EMBEDDED_INDEX = frozenset({"search", "index", "doctor", "serve", "run", "delete"})
+"""Those that do so where it is on this machine: a search brings it up to date by itself, so the others need not."""
 LASTING = ("serve", "run")
 SELDOM = 50_000
 """The threshold of the garbage collector, in new objects. A command makes next to no garbage, and a collection scans
@@ -144,6 +146,7 @@ async def _run(args: argparse.Namespace) -> Result:
     from sidecar.config.own_files import build_local_policy
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine.core import Engine
+    from sidecar.search.settings import read_postgres_url
     from sidecar.store.encryption.keys_given import read_given_keys
     from sidecar.wiring import find_store_folder, open_index, open_provider, open_repository, open_sandbox
 
@@ -162,6 +165,7 @@ async def _run(args: argparse.Namespace) -> Result:
         raise add_location(problem, find_config_file(args.config)) from None
     except BadReference as problem:
         raise add_store_location(problem, args.config, args.store) from None
+    indexed = args.command in (WITH_INDEX if read_postgres_url(config.postgres) else WITH_EMBEDDED_INDEX)
     _warn(keys.warnings, config.service.log if args.command in LASTING else "", beside=args.command == "run")
     engine = Engine(
         repository=repository,
@@ -176,7 +180,7 @@ async def _run(args: argparse.Namespace) -> Result:
         restoring=config.restore,
         direct=config.direct,
         local=build_local_policy(config, find_config_file(args.config), find_store_folder(config.store)),
-        index=open_index(repository, config.postgres, config.layouts) if args.command in WITH_INDEX else None,
+        index=open_index(repository, config.search, config.postgres, config.layouts) if indexed else None,
     )
     # SIGTERM cancels the command, so that its scratch files are removed before it ends.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)  # type: ignore[union-attr]
@@ -246,6 +250,8 @@ async def _update_index(engine: Engine, args: argparse.Namespace, result: Result
     memory = args.new if args.command == "fork" else args.memory
     try:
         async with asyncio.timeout(seconds):
+            if engine.index.embedded and not await engine.index.is_begun():
+                return result
             await engine.index.update_memory(memory)
     except TimeoutError:
         return _add_warning(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
+from sidecar.errors import UsageError
+from sidecar.host.text import parse_duration
 from sidecar.host.values import dataclass
 
 if TYPE_CHECKING:
@@ -51,6 +53,20 @@ def format_size(count: int) -> str:
         amount /= 1000
         units.pop(0)
     return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def parse_moment(text: str, option: str) -> datetime:
+    """Return a moment from a time, or from a duration before now. Raise ``UsageError``, which names the option."""
+    try:
+        return datetime.now(UTC) - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.removeprefix("@"))
+    except ValueError:
+        hint = "Write 24h, 7d, 2026-11-16 or 2026-11-16T10:00Z."
+        raise UsageError(f"{option} {text} is no time.", hint=hint) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def format_time(iso: str) -> str:

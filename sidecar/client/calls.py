@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
@@ -376,17 +377,33 @@ class Calls(Generic[C]):
 
     @sent
     def search(
-        self, words: str, *, memories: Sequence[str] = (), kinds: Sequence[str] = (), limit: int = 20, offset: int = 0
+        self,
+        words: str,
+        *,
+        memories: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        projects: Sequence[str] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        history: bool = False,
+        limit: int = 20,
+        offset: int = 0,
     ) -> Call[Found]:
-        """Search the records of all memories, or of those named. Raise ``SidecarProblem`` (``no-index``) if the service
-        has no search database."""
+        """Search the records of all memories, or of those named; with ``history``, also what they do not know any more.
+        Raise ``SidecarProblem`` (``no-index``) if search is off in the service."""
         query: dict[str, str | list[str]] = {
             "q": words,
             "memory": list(memories),
             "kind": list(kinds),
+            "project": list(projects),
             "limit": str(limit),
             "offset": str(offset),
         }
+        for name, moment in (("since", since), ("until", until)):
+            if moment is not None:
+                query[name] = moment.isoformat()
+        if history:
+            query["all"] = "true"
         return Call(method="GET", path="/v1/search", query=query, read=read_whole(Found))
 
     @sent

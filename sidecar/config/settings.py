@@ -34,7 +34,7 @@ from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention, RetentionRules
 from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
-from sidecar.search.settings import Postgres, check_postgres
+from sidecar.search.settings import Postgres, Search, check_postgres, check_search
 from sidecar.service.settings import (
     Adopt,
     Service,
@@ -68,6 +68,7 @@ class Config:
     restore: RestoreSettings = RestoreSettings()
     service: Service = Service()
     adopt: Adopt = Adopt()
+    search: Search = Search()
     postgres: Postgres = Postgres()
     encryption: Encryption = Encryption()
     signing: Signing = Signing()
@@ -93,6 +94,7 @@ SECTIONS: dict[str, type[Any]] = {
     "restore": RestoreSettings,
     "service": Service,
     "adopt": Adopt,
+    "search": Search,
     "postgres": Postgres,
     "encryption": Encryption,
     "signing": Signing,
@@ -182,6 +184,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         restore=check_restore(read_section(table, "restore", RestoreSettings)),
         service=check_service(read_section(table, "service", Service)),
         adopt=check_adopt(read_section(table, "adopt", Adopt)),
+        search=check_search(read_section(table, "search", Search)),
         postgres=check_postgres(read_section(table, "postgres", Postgres)),
         encryption=read_section(table, "encryption", Encryption),
         signing=read_section(table, "signing", Signing),

@@ -445,6 +445,14 @@ class Hit:
     indexed: str = ""
     """When the index was updated to it."""
     score: float = 0.0
+    first: str = ""
+    """In a search of the past: the oldest snapshot that has it as it is here."""
+    since: str | None = None
+    """When that was made; ISO, in UTC."""
+    last: str = ""
+    """The newest snapshot that has it; empty if the memory still knows it."""
+    until: str | None = None
+    """When the next one was made, which does not have it any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,6 +467,8 @@ class Found:
     """Memories among the hits whose head is newer than what was searched."""
     unindexed: list[str] = field(default_factory=list)
     """Where nothing was found: memories that are not indexed yet, so that they were not searched."""
+    without_past: list[str] = field(default_factory=list)
+    """In a search of the past: memories of which only the present could be searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequen
 from dataclasses import field
 
 from sidecar.errors import SnapshotDamaged
-from sidecar.format.index import FILE
+from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, SpoolFull
 from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
@@ -19,7 +19,7 @@ from sidecar.ports import Store
 from sidecar.records.files import Unreadable
 from sidecar.records.record import Item, Record, clean_text, escape_path
 from sidecar.records.units import Files, Unit, name_item, plan_units, read_source
-from sidecar.records.workspace import make_files
+from sidecar.records.workspace import Workspace, make_files
 from sidecar.store.fetch import fetch
 from sidecar.store.fold import unpack_files
 from sidecar.store.manifest import Manifest
@@ -37,13 +37,8 @@ async def fetch_records(
     """Return the records of a snapshot but for messages, valid as long as ``scratch`` exists. Raise ``SnapshotDamaged``
     or ``SpoolFull``."""
     fetched = await fetch(store, manifest, scratch)
-    units = plan_units(
-        (path for path, entry in fetched.entries.items() if entry.type == FILE),
-        {root.name: root.layout for root in manifest.roots},
-        layouts,
-    )
-    units = {name: unit for name, unit in units.items() if unit.kinds != {MESSAGE}}
-    wanted = {path: fetched.entries[path] for unit in units.values() for path in unit.paths}
+    units = _plan(manifest, fetched.entries, layouts)
+    wanted = {path: fetched.entries[path] for unit in units for path in unit.paths}
     try:
         staged = await run_in_thread(unpack_files, fetched.list_pack_files(), wanted, scratch.new())
     except SnapshotDamaged as damage:
@@ -52,7 +47,32 @@ async def fetch_records(
         raise SpoolFull(f"Snapshot {manifest.snapshot} could not be unpacked in {scratch.folder}: {problem}.") from None
     hints = {root.name: root.hint for root in manifest.roots}
     places = {path: one.place for path, one in staged.items()}
-    return SnapshotRecords(list(units.values()), make_files(places, fetched.entries, hints))
+    return SnapshotRecords(units, make_files(places, fetched.entries, hints))
+
+
+def _plan(manifest: Manifest, entries: Mapping[str, Entry], layouts: Mapping[str, Layout] | None) -> list[Unit]:
+    """Return what of a snapshot holds records other than messages."""
+    units = plan_units(
+        (path for path, entry in entries.items() if entry.type == FILE),
+        {root.name: root.layout for root in manifest.roots},
+        layouts,
+    )
+    return [unit for unit in units.values() if unit.kinds != {MESSAGE}]
+
+
+class SnapshotLine:
+    """The records of one snapshot of a memory after another, the oldest first; each pack is fetched once."""
+
+    def __init__(self, store: Store, memory: str, scratch: Spool, layouts: Mapping[str, Layout] | None = None) -> None:
+        self._needed: set[str] = set()
+        self._space = Workspace(store, memory, scratch, self._needed.__contains__)
+        self._layouts = layouts
+
+    async def read(self, manifest: Manifest) -> SnapshotRecords:
+        """Return the records of a snapshot, valid until the next is read. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
+        units = _plan(manifest, await self._space.read_entries(manifest), self._layouts)
+        self._needed.update(path for unit in units for path in unit.paths)
+        return SnapshotRecords(units, await self._space.advance(manifest))
 
 
 @dataclass(slots=True)

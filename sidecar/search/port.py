@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from datetime import datetime
 from typing import Protocol
 
 from sidecar.host.values import dataclass
@@ -47,6 +48,14 @@ class WriteCounts:
     """Removed records, including the old versions of changed ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The next snapshot in the line of a memory whose history is kept. The first one begins the history anew."""
+
+    created: str
+    begins: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A search, in the syntax of search engines: ``"exact words" or -without``."""
@@ -58,6 +67,13 @@ class Query:
     within: str = ""
     """Only in memories whose whole ids match this regular expression, in the syntax that Python and Postgres share."""
     kinds: Sequence[str] = ()
+    projects: Sequence[str] = ()
+    since: datetime | None = None
+    """Only what was written down then or later."""
+    until: datetime | None = None
+    """Only what was written down before."""
+    history: bool = False
+    """Also what is not known any more, of memories whose history is kept."""
     limit: int = 20
     offset: int = 0
 
@@ -75,7 +91,8 @@ class SearchDatabase(Protocol):
     """A database with the records of many stores' memories. Every method raises only ``SearchError``, never an error of
     a vendor.
 
-    Calls are independent: each connects by itself, and leaves nothing behind when it is interrupted.
+    Calls are independent: each connects by itself, and leaves nothing behind when it is interrupted. ``IndexReset`` says
+    that what was there was lost, and that the index is empty now: call again.
     """
 
     async def standing(self, store: str, memory: str = "") -> Mapping[str, str]:
@@ -83,12 +100,26 @@ class SearchDatabase(Protocol):
         ``""`` if they have to be written again."""
         ...
 
-    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+    async def replace(
+        self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still, moment: Moment | None = None
+    ) -> WriteCounts | None:
         """Make the records of a memory equal to a snapshot's, all or none.
 
         Equal records are left alone. Only one caller at a time does this for a memory; ``still`` is called once it is
         this caller's turn. If it returns false, nothing happens and ``None`` is returned.
+
+        With a ``moment``, records that go are kept as known until the snapshot before it. Without, they are removed,
+        and so is whatever is known of the past.
         """
+        ...
+
+    async def lines(self, store: str, memory: str = "") -> Mapping[str, Sequence[str]]:
+        """Return the memories whose history is kept (or only the one named), each with the snapshots that were written,
+        the oldest first."""
+        ...
+
+    async def forget(self, place: MemoryRef, snapshots: Collection[str]) -> None:
+        """Remove what was known in these past snapshots of a memory alone."""
         ...
 
     async def remove(self, place: MemoryRef, still: Still) -> int | None:

@@ -1,4 +1,4 @@
-"""The settings of the search database."""
+"""The settings of search: the index on this machine, and Postgres."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
-from sidecar.errors import BadConfig
+from sidecar.errors import BadConfig, NoIndex
+from sidecar.host.sections import check_least
 from sidecar.host.values import dataclass
 
 URL_VARIABLE = "MEMORY_SIDECAR_POSTGRES"
@@ -14,12 +15,48 @@ HOW = "Write postgresql://user:password@host:5432/database; in a password, @ is 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 
 
+PLAIN, SEALED, OFF = "plain", "sealed", "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    embedded: str = ""
+    """How the index on this machine lies on its disk, if there is no Postgres: "plain", "sealed" (encrypted with the
+    store's keys, in memory while it is used) or "off". Not set: "plain", and "off" for a store that is encrypted."""
+    folder: str = ""
+    """Where it is; empty: `memory-sidecar/search` in `$XDG_CACHE_HOME`, or in `~/.cache`."""
+    sealed_bytes: int = 256 << 20
+    """How large a sealed index may become."""
+    history: bool = False
+    """Keep the past of every memory searchable all the time, not only where a search has asked for it. In Postgres too."""
+
+
+def check_search(settings: Search) -> Search:
+    """Return the settings. Raise ``BadConfig`` if they make no sense."""
+    if settings.embedded not in ("", PLAIN, SEALED, OFF):
+        raise BadConfig(f'[search] embedded must be "{PLAIN}", "{SEALED}" or "{OFF}".', at=("search", "embedded"))
+    if settings.folder and not os.path.isabs(os.path.expanduser(settings.folder)):
+        raise BadConfig("[search] folder must be a whole path.", at=("search", "folder"))
+    check_least(settings, "search", {"sealed_bytes": 1 << 20})
+    return settings
+
+
+def explain_no_index(*, encrypted: bool) -> NoIndex:
+    """Return the error that says why there is nothing to search in."""
+    if encrypted:
+        return NoIndex(
+            "This store is encrypted, and nobody has said how its search index may lie on this disk.",
+            hint='Set [search] embedded = "sealed" (encrypted too) or "plain" (readable), or use Postgres; see docs/search.md.',
+        )
+    return NoIndex("[search] embedded is off, and no Postgres database is set.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postgres:
     """The URL holds a password, so it is no option: it stays in the environment, and is never shown."""
 
     url_env: str = URL_VARIABLE
-    """The environment variable that holds the URL; when it is not set, nothing is indexed."""
+    """The environment variable that holds the URL; when it is not set, the index is on this machine: `[search]`."""
     schema: str = "memory_sidecar"
     """The Postgres schema of the tables. Made when it is not there."""
     text_search: str = "simple"

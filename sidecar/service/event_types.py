@@ -48,6 +48,7 @@ EVENTS = {
     "service.unfinished": "The service stopped before an export or a restore was done.",
 }
 
+FORGOT = "retention.forgot"
 HEAD_CHANGES = frozenset(
     {f"export.{ExportOutcome.COMMITTED}", ACCEPTED, "memory.forked", "memory.rolled-back", DELETED}
 )

@@ -16,9 +16,10 @@ import pytest
 
 from adapters.search.postgres import PostgresSearch, open_postgres
 from adapters.search.postgres_errors import Redactor
+from adapters.search.postgres_schema import STEPS
 from sidecar.errors import SearchBusy, SearchDenied, SearchError, SearchUnfit, SearchUnreachable
-from sidecar.records.record import Record
-from sidecar.search.port import MemoryRef, Query, WriteCounts
+from sidecar.records.record import READER, Record
+from sidecar.search.port import MemoryRef, Moment, Query, WriteCounts
 from sidecar.search.settings import Postgres, check_postgres
 from tests.parts.leaks import DATABASE_PASSWORD
 from tests.parts.postgres import Database
@@ -69,7 +70,7 @@ async def test_many_who_start_at_once_make_the_tables_once(database: Database) -
     sinks = [sink_of(database) for _ in range(5)]
     written = await asyncio.gather(*(sink.replace(PLACE, "s1", OTTER, yes) for sink in sinks))
     assert sorted(one.written for one in written if one) == [0, 0, 0, 0, 1]
-    assert database.execute("SELECT number FROM memory_sidecar.version") == [(1,)]
+    assert database.execute("SELECT number FROM memory_sidecar.version") == [(2,)]
     assert await sinks[0].standing("store") == {"conductor": "s1"}
     assert await sinks[0].standing("store", "nobody") == await sinks[0].standing("other") == {}
 
@@ -99,7 +100,7 @@ async def test_another_role_sees_no_row_even_with_every_grant(database: Database
     database.execute(f"GRANT USAGE ON SCHEMA memory_sidecar TO {role}")
     database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA memory_sidecar TO {role}")
     secured = "SELECT count(*) FROM pg_class WHERE relnamespace = 'memory_sidecar'::regnamespace AND relkind = 'r'"
-    assert database.execute(secured) == database.execute(f"{secured} AND relrowsecurity") == [(3,)]
+    assert database.execute(secured) == database.execute(f"{secured} AND relrowsecurity") == [(4,)]
     with psycopg.connect(as_role(database, role)) as connection:
         for table in ("records", "memories", "version"):
             assert connection.execute(f"SELECT * FROM memory_sidecar.{table}").fetchall() == []
@@ -114,6 +115,26 @@ async def test_a_role_without_rights_is_told_so_and_one_that_owns_the_schema_nee
     assert "docs/search.md" in refused.value.hint
     database.execute(f"CREATE SCHEMA memory_sidecar AUTHORIZATION {role}")
     assert await poor.replace(PLACE, "s1", OTTER, yes) == WriteCounts(records=1, written=1)
+
+
+async def test_tables_of_an_earlier_version_are_kept_and_get_what_is_new(database: Database) -> None:
+    database.execute("CREATE SCHEMA memory_sidecar")
+    for statement in (
+        *STEPS[0],
+        "CREATE TABLE {schema}.version (number integer NOT NULL)",
+        "INSERT INTO {schema}.version VALUES (1)",
+        "INSERT INTO {schema}.memories (store, memory, snapshot, reader, records, problems, indexed)"
+        f" VALUES ('store', 'conductor', 's1', '{READER} simple', 1, '{{{{}}}}', now())",
+        "INSERT INTO {schema}.records SELECT id, 'section', 'a', 'Otters', 'swim', '', '', NULL, '', '\\x00',"
+        " to_tsvector('simple', 'swim') FROM {schema}.memories",
+    ):
+        database.execute(statement.format(schema="memory_sidecar"))
+    sink = sink_of(database)
+    assert await sink.standing("store") == {"conductor": "s1"} and await sink.lines("store") == {}
+    assert [hit.key for hit in (await sink.search(Query(words="swim", store="store", history=True))).hits] == ["a"]
+    again = Some(Record(kind="section", key="a", title="Otters", text="dive"))
+    assert await sink.replace(PLACE, "s2", again, yes, Moment("t2", begins=True))
+    assert await sink.lines("store") == {"conductor": ["s2"]} and len(database.rows()) == 1
 
 
 async def test_tables_that_a_newer_version_made_are_left_alone(database: Database) -> None:

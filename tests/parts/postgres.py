@@ -20,7 +20,7 @@ from tests.parts.s3_servers import CannotStart
 
 ROWS = """
 SELECT m.memory, r.kind, r.key, r.title, r.body, r.project, r.session, r.at, r.path
-FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id ORDER BY 1, 2, 3
+FROM {schema}.records r JOIN {schema}.memories m ON m.id = r.memory_id WHERE r.last IS NULL ORDER BY 1, 2, 3
 """
 
 
@@ -42,7 +42,7 @@ class Database:
             return cursor.fetchall() if cursor.description else []
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Every record: memory, kind, key, title, text, project, session, at, path."""
+        """Every record of the heads: memory, kind, key, title, text, project, session, at, path."""
         return self.execute(ROWS.format(schema=self.schema))
 
     def heads(self) -> dict[str, str]:

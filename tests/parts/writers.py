@@ -19,9 +19,9 @@ from tests.parts.homes import PROJECT
 
 
 class Writers:
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, indexes: Path | None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.parts.writers", f"file:{store}"],
+            [sys.executable, "-m", "tests.parts.writers", f"file:{store}", *([str(indexes)] if indexes else [])],
             cwd=PROJECT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -47,34 +47,37 @@ class Writers:
 
 
 @contextmanager
-def writers(store: Path) -> Iterator[Writers]:
-    made = Writers(store)
+def writers(store: Path, indexes: Path | None = None) -> Iterator[Writers]:
+    """Write to Postgres, or to the index in a folder on this machine."""
+    made = Writers(store, indexes)
     try:
         yield made
     finally:
         made.close()
 
 
-async def _catch_up(url: str) -> None:
+async def _catch_up(url: str, indexes: str) -> None:
+    from adapters.search.embedded import EmbeddedSearch
     from sidecar.search.settings import Postgres
     from sidecar.search.upkeep import SearchIndex
     from sidecar.store.repository import Repository
     from sidecar.wiring import open_search, open_store
 
-    sink = open_search(Postgres())
+    sink = EmbeddedSearch(Path(indexes)) if indexes else open_search(Postgres())
     assert sink is not None
     async for done in SearchIndex(Repository(open_store(url)), sink).catch_up():
         assert done.state != "failed", done
 
 
-def _main(url: str) -> None:
+def _main(url: str, indexes: str = "") -> None:
+    import adapters.search.embedded  # noqa: F401
     import sidecar.search.upkeep  # noqa: F401
 
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
             try:
-                asyncio.run(_catch_up(url))
+                asyncio.run(_catch_up(url, indexes))
                 os._exit(0)
             except BaseException as problem:
                 print(repr(problem), file=sys.stderr)
@@ -85,4 +88,4 @@ def _main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])

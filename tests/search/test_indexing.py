@@ -19,18 +19,20 @@ from sidecar.engine.heads import fork, rollback
 from sidecar.errors import SnapshotDamaged
 from sidecar.ids import MemoryKeys
 from sidecar.records.record import Record
-from sidecar.search.port import MemoryRef, Query, RecordSource, Still, WriteCounts
+from sidecar.search.port import MemoryRef, Moment, Query, RecordSource, SearchDatabase, Still, WriteCounts
 from sidecar.search.settings import Postgres
 from sidecar.search.upkeep import IndexResult, SearchIndex
+from sidecar.store.store_id import read_store_id
 from sidecar.wiring import open_search
 from tests.parts.homes import engine_at
 from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
+from tests.parts.searched import Searched, index_of
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
 
-def index_of(engine: Engine, **settings: object) -> SearchIndex:
+def in_postgres(engine: Engine, **settings: object) -> SearchIndex:
     sink = open_search(Postgres(**settings))  # type: ignore[arg-type]
     assert sink is not None
     return SearchIndex(engine.repository, sink)
@@ -56,21 +58,21 @@ def agent(tmp_path: Path) -> Agent:
 
 
 async def test_rows_are_what_the_agent_remembered_after_every_export(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     for _ in range(3):
         snapshot = await exported(engine, agent)
         done = await index.update_memory("conductor")
         assert (done.state, done.snapshot, done.problems) == ("written", snapshot, [])
-        assert sorted(database.rows()) == agent.expected("conductor")
+        assert sorted(searched.rows()) == agent.expected("conductor")
         assert done.records == len(agent.rows)
         agent.converse()
         agent.forget()
 
 
 async def test_what_is_equal_already_is_left_alone(engine: Engine, agent: Agent, database: Database) -> None:
-    index = index_of(engine)
+    index = in_postgres(engine)
     await exported(engine, agent)
     assert (await index.update_memory("conductor")).written == len(agent.rows)
     before = dict(database.execute("SELECT kind || key, xmin::text FROM memory_sidecar.records"))
@@ -84,9 +86,9 @@ async def test_what_is_equal_already_is_left_alone(engine: Engine, agent: Agent,
 
 
 async def test_rows_of_a_database_kept_beside_the_first_are_rows_of_their_own(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     old = agent.home / ".claude-mem/corpora/old/claude-mem.db"
     old.parent.mkdir(parents=True)
     with sqlite3.connect(agent.database) as source, sqlite3.connect(old) as copy_of_it:
@@ -97,11 +99,11 @@ async def test_rows_of_a_database_kept_beside_the_first_are_rows_of_their_own(
     agent.observe()
     await exported(engine, agent)
     assert (await index.update_memory("conductor")).records == len(agent.rows) + held
-    assert set(agent.expected("conductor")) <= set(database.rows())
+    assert set(agent.expected("conductor")) <= set(searched.rows())
 
 
-async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent: Agent, database: Database) -> None:
-    index = index_of(engine)
+async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent: Agent, searched: Searched) -> None:
+    index = index_of(engine, searched.open())
     first, before = await exported(engine, agent), copy.deepcopy(agent.rows)
     agent.converse()
     await exported(engine, agent)
@@ -112,20 +114,20 @@ async def test_a_rollback_a_fork_and_a_delete_are_followed(engine: Engine, agent
     done = [one async for one in index.catch_up()]
     assert [(one.memory, one.state) for one in done] == [("conductor", "written"), ("other", "written")]
     agent.rows = before
-    assert sorted(database.rows()) == sorted(agent.expected("conductor") + agent.expected("other"))
+    assert sorted(searched.rows()) == sorted(agent.expected("conductor") + agent.expected("other"))
     assert await index.behind() == []
     await engine.repository.delete_memory("conductor")
     assert [one async for one in index.catch_up()] == [
         IndexResult(memory="conductor", state="removed", removed=len(before))
     ]
-    assert sorted(database.rows()) == agent.expected("other")
-    assert list(database.heads()) == ["other"]
+    assert sorted(searched.rows()) == agent.expected("other")
+    assert list(searched.heads()) == ["other"]
 
 
 async def test_a_memory_that_was_deleted_and_begun_anew_has_the_new_rows(
-    engine: Engine, agent: Agent, database: Database, tmp_path: Path
+    engine: Engine, agent: Agent, searched: Searched, tmp_path: Path
 ) -> None:
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     await exported(engine, agent)
     agent.converse()
     await exported(engine, agent)  # its head's generation grows
@@ -135,29 +137,31 @@ async def test_a_memory_that_was_deleted_and_begun_anew_has_the_new_rows(
     fresh.converse()
     await exported(engine, fresh)
     await index.update_memory("conductor")
-    assert sorted(database.rows()) == fresh.expected("conductor")
+    assert sorted(searched.rows()) == fresh.expected("conductor")
 
 
 class Interfering:
     """A real sink before which something happens: right before it is this one's turn to write."""
 
-    def __init__(self, before: object) -> None:
-        self._sink = open_search(Postgres())
+    def __init__(self, sink: SearchDatabase, before: object) -> None:
+        self._sink = sink
         self._before = before
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._sink, name)
 
-    async def replace(self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still) -> WriteCounts | None:
+    async def replace(
+        self, place: MemoryRef, snapshot: str, records: RecordSource, still: Still, moment: Moment | None = None
+    ) -> WriteCounts | None:
         await self._before()  # type: ignore[operator]
-        return await self._sink.replace(place, snapshot, records, still)  # type: ignore[union-attr]
+        return await self._sink.replace(place, snapshot, records, still, moment)
 
 
 async def test_rows_of_an_older_head_never_replace_those_of_a_newer_one(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
     older = await exported(engine, agent)
-    quick = index_of(engine)
+    quick = index_of(engine, searched.open())
     moved: list[str] = []
 
     async def overtake() -> None:
@@ -167,60 +171,59 @@ async def test_rows_of_an_older_head_never_replace_those_of_a_newer_one(
             moved.append(await exported(engine, agent))
             await quick.update_memory("conductor")
 
-    slow = SearchIndex(engine.repository, Interfering(overtake))  # type: ignore[arg-type]
+    slow = SearchIndex(engine.repository, Interfering(searched.open(), overtake))  # type: ignore[arg-type]
     done = await slow.update_memory("conductor")
     assert done.snapshot == moved[0] != older
     assert done.state == "current"
-    assert sorted(database.rows()) == agent.expected("conductor")
+    assert sorted(searched.rows()) == agent.expected("conductor")
 
 
 async def test_rows_are_not_removed_when_the_memory_is_there_again(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
     await exported(engine, agent)
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     await index.update_memory("conductor")
-    sink = open_search(Postgres())
-    assert sink is not None
-    id = database.execute("SELECT store FROM memory_sidecar.memories")[0][0]
+    sink = searched.open()
+    id = await read_store_id(engine.repository.store)
 
     async def no() -> bool:
         return False
 
     assert await sink.remove(MemoryRef(id, "conductor"), no) is None
-    assert sorted(database.rows()) == agent.expected("conductor")
+    assert sorted(searched.rows()) == agent.expected("conductor")
 
 
-async def test_many_at_once_end_with_the_newest(engine: Engine, agent: Agent, database: Database) -> None:
-    indexes = [index_of(engine) for _ in range(3)]
+async def test_many_at_once_end_with_the_newest(engine: Engine, agent: Agent, searched: Searched) -> None:
+    indexes = [index_of(engine, searched.open()) for _ in range(3)]
     for _ in range(2):
         await exported(engine, agent)
         done = await asyncio.gather(*(index.update_memory("conductor") for index in indexes))
         assert len({one.snapshot for one in done}) == 1
-        assert sorted(database.rows()) == agent.expected("conductor")
+        assert sorted(searched.rows()) == agent.expected("conductor")
         agent.converse()
 
 
 async def test_two_stores_share_a_database_and_never_a_row(
-    engine: Engine, agent: Agent, database: Database, tmp_path: Path
+    engine: Engine, agent: Agent, searched: Searched, tmp_path: Path
 ) -> None:
     other, second = engine_at(tmp_path / "other"), Agent(tmp_path / "second", seed=3)
     second.converse()
     await exported(engine, agent)
     await exported(other, second)
-    assert [one.state async for one in index_of(engine).catch_up()] == ["written"]
-    assert [one.state async for one in index_of(other).catch_up()] == ["written"]
-    assert sorted(database.rows()) == sorted(agent.expected("conductor") + second.expected("conductor"))
+    assert [one.state async for one in index_of(engine, searched.open()).catch_up()] == ["written"]
+    assert [one.state async for one in index_of(other, searched.open()).catch_up()] == ["written"]
+    assert sorted(searched.rows()) == sorted(agent.expected("conductor") + second.expected("conductor"))
     word = second.observed[0][1][0].split()[-1]
-    assert (await index_of(engine).search(Query(words=word))).hits == []
-    assert len((await index_of(other).search(Query(words=word))).hits) == 1
+    assert (await index_of(engine, searched.open()).search(Query(words=word))).hits == []
+    assert len((await index_of(other, searched.open()).search(Query(words=word))).hits) == 1
     await other.repository.delete_memory("conductor")
-    assert [one.state async for one in index_of(other).catch_up()] == ["removed"]
-    assert sorted(database.rows()) == agent.expected("conductor")
+    assert [one.state async for one in index_of(other, searched.open()).catch_up()] == ["removed"]
+    assert sorted(searched.rows()) == agent.expected("conductor")
 
 
 async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
-    engine: Engine, agent: Agent, database: Database, tmp_path: Path
+    engine: Engine, agent: Agent, searched: Searched, tmp_path: Path
 ) -> None:
     snapshot = await exported(engine, agent, "broken")
     await exported(engine, agent, "whole")
@@ -230,11 +233,11 @@ async def test_a_snapshot_that_cannot_be_read_does_not_keep_others_from_being(
     data[len(data) // 2] ^= 1
     pack.chmod(0o644)
     pack.write_bytes(data)
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     done = {one.memory: one async for one in index.catch_up()}
     assert done["broken"].state == "failed" and "damaged" in done["broken"].problem
     assert done["whole"].state == "written"
-    assert sorted(database.rows()) == agent.expected("whole")
+    assert sorted(searched.rows()) == agent.expected("whole")
     with pytest.raises(SnapshotDamaged):
         await index.update_memory("broken")
 
@@ -243,7 +246,7 @@ async def test_a_memory_whose_rows_somebody_holds_does_not_keep_others_from_bein
     engine: Engine, agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("adapters.search.postgres.LOCK_SECONDS", 0.2)
-    index = index_of(engine)
+    index = in_postgres(engine)
     for memory in ("held", "other"):
         await exported(engine, agent, memory)
         await index.update_memory(memory)
@@ -263,7 +266,7 @@ async def test_another_text_search_configuration_writes_all_rows_anew(
 ) -> None:
     (Path(agent.project) / "MEMORY.md").write_text("# Habits\nShe was running quickly\n")
     await exported(engine, agent)
-    plain, english = index_of(engine), index_of(engine, text_search="english")
+    plain, english = in_postgres(engine), in_postgres(engine, text_search="english")
     await plain.update_memory("conductor")
     count = len(database.rows())
     assert (await plain.search(Query(words="run"))).hits == []
@@ -274,11 +277,11 @@ async def test_another_text_search_configuration_writes_all_rows_anew(
 
 
 async def test_a_search_finds_by_words_kind_and_memory_and_says_how_far_it_looked(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
     snapshot = await exported(engine, agent, "a")
     await exported(engine, agent, "b/c")
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     done = [one async for one in index.catch_up()]
     assert len(done) == 2
     title, text = agent.observed[0][1][:2]
@@ -308,13 +311,13 @@ async def test_a_search_finds_by_words_kind_and_memory_and_says_how_far_it_looke
 NO_WORDS = ["", "   ", "'); DROP TABLE records; --", '"', "-", "a & b | !", "\0", "\ud800", "%s {schema}", "(((("]
 
 
-async def test_no_words_break_a_search(engine: Engine, agent: Agent, database: Database) -> None:
+async def test_no_words_break_a_search(engine: Engine, agent: Agent, searched: Searched) -> None:
     await exported(engine, agent)
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     await index.update_memory("conductor")
     for words in NO_WORDS:
         assert (await index.search(Query(words=words))).hits == []
-    assert sorted(database.rows()) == agent.expected("conductor")
+    assert sorted(searched.rows()) == agent.expected("conductor")
 
 
 class Many:
@@ -334,9 +337,8 @@ class Many:
 
 
 @pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
-async def test_many_records_are_written_and_searched(database: Database, count: int) -> None:
-    sink = open_search(Postgres())
-    assert sink is not None
+async def test_many_records_are_written_and_searched(searched: Searched, count: int) -> None:
+    sink = searched.open()
 
     async def yes() -> bool:
         return True
@@ -353,7 +355,7 @@ async def test_many_records_are_written_and_searched(database: Database, count: 
 HOSTILE = ["'; DROP SCHEMA memory_sidecar CASCADE; --", "nul\0inside", "\\x00 \\. \t tab", "{schema} %s %(id)s", "**"]
 
 
-async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: Agent, database: Database) -> None:
+async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: Agent, searched: Searched) -> None:
     """What a sandbox writes may be anything at all."""
     connection = sqlite3.connect(agent.database)
     with connection:
@@ -379,11 +381,11 @@ async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: A
     (Path(agent.project) / ".cm/memory/learnings.json").write_text(json.dumps([None, 3, [], {"id": {}}, "needle"]))
     (Path(agent.project) / ".cm/memory/decisions.json").write_text("[" * 100_000)
     await exported(engine, agent)
-    index = index_of(engine)
+    index = index_of(engine, searched.open())
     done = await index.update_memory("conductor")
     assert done.state == "written"
     assert [problem.partition(":")[0] for problem in done.problems] == ["cm/memory/decisions.json cannot be read"]
-    rows = {(row[1], row[2]): row for row in database.rows()}
+    rows = {(row[1], row[2]): row for row in searched.rows()}
     titles = [row[3] for row in rows.values()]
     assert all(" ".join(title.replace("\0", "\ufffd").split()) in titles for title in HOSTILE)
     assert max(len(row[4].encode()) for row in rows.values()) <= 200_000
@@ -394,7 +396,7 @@ async def test_hostile_contents_are_rows_like_any_other(engine: Engine, agent: A
 
 
 async def test_a_table_that_is_not_there_or_is_no_table_is_no_problem(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
     connection = sqlite3.connect(agent.database)
     with connection:
@@ -408,15 +410,15 @@ async def test_a_table_that_is_not_there_or_is_no_table_is_no_problem(
         connection.execute("ALTER TABLE observations RENAME COLUMN memory_session_id TO sdk_session_id")
     connection.close()
     await exported(engine, agent)
-    done = await index_of(engine).update_memory("conductor")
+    done = await index_of(engine, searched.open()).update_memory("conductor")
     assert done.problems == []
-    kinds = {row[1] for row in database.rows()}
+    kinds = {row[1] for row in searched.rows()}
     assert kinds == {"session", "observation", "learning", "decision", "section"}
-    assert {row[6] for row in database.rows() if row[1] == "observation"} == {"s"}
+    assert {row[6] for row in searched.rows() if row[1] == "observation"} == {"s"}
 
 
 async def test_of_a_damaged_database_what_can_be_read_is_there_and_the_rest_is_told(
-    engine: Engine, agent: Agent, database: Database
+    engine: Engine, agent: Agent, searched: Searched
 ) -> None:
     agent.observe(300)
     connection = sqlite3.connect(agent.database)
@@ -428,10 +430,10 @@ async def test_of_a_damaged_database_what_can_be_read_is_there_and_the_rest_is_t
         data[page * 4096 : page * 4096 + 200] = chance.randbytes(200)
     agent.database.write_bytes(data)
     await exported(engine, agent)
-    done = await index_of(engine).update_memory("conductor")
+    done = await index_of(engine, searched.open()).update_memory("conductor")
     assert done.state == "written"
     assert any(problem.startswith("claude-mem/claude-mem.db cannot be read") for problem in done.problems)
-    kinds = {row[1] for row in database.rows()}
+    kinds = {row[1] for row in searched.rows()}
     assert kinds >= {"learning", "decision", "section"}
-    noted = database.execute("SELECT problems FROM memory_sidecar.memories")[0][0]
+    noted = searched.problems()[0]
     assert noted == done.problems

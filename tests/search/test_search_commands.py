@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import socket
+import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyrage
 import pytest
 
 from sidecar.cli import main
 from tests.parts.commands import done
-from tests.parts.homes import Ran, forget_caches, run_cli, told
+from tests.parts.homes import PROJECT, Ran, forget_caches, run_cli, told
 from tests.parts.leaks import DATABASE_PASSWORD as PASSWORD
 from tests.parts.postgres import Database
 from tests.parts.remembering import Agent
+from tests.parts.searched import Searched
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -135,11 +141,147 @@ def test_wrong_words_are_refused(tmp_path: Path, database: Database, words: list
     assert ran.code == code and ran.document["error"]["message"]
 
 
-def test_without_postgres_it_is_said_what_to_set(tmp_path: Path) -> None:
+def test_where_search_is_off_it_is_said_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMORY_SIDECAR_SEARCH_EMBEDDED", "off")
     for words in (["search", "x"], ["index"]):
         ran = run_cli(*words, store=tmp_path / "store")
         assert (ran.code, ran.error) == (2, "no-index")
         assert "MEMORY_SIDECAR_POSTGRES" in ran.document["error"]["hint"]
+
+
+def test_a_search_needs_nothing_but_this_machine(tmp_path: Path, agent: Agent) -> None:
+    store, cache = tmp_path / "store", Path(os.environ["XDG_CACHE_HOME"])
+    assert export(agent, store).code == 0
+    assert not cache.exists(), "an export does not index"
+    rare = agent.observed[1][1][1].split()[30]
+    (hit,) = done("search", rare, store=store)["hits"]
+    assert (hit["memory"], hit["kind"], hit["snippet"].count(f"**{rare}**")) == ("conductor", "observation", 1)
+    agent.converse()
+    assert export(agent, store).code == 0
+    newest = agent.observed[-1][1][1].split()[30]
+    document = done("search", newest, store=store)
+    assert len(document["hits"]) == 1 and document["behind"] == document["unindexed"] == []
+    assert "on this machine" in done("doctor", store=store)["checks"][-1]["detail"]
+    assert shown("search", "neverheardof", f"--store=file:{store}") == "Nothing found.\n"
+    done("fork", "conductor", "other", store=store)
+    assert {hit["memory"] for hit in done("search", rare, store=store)["hits"]} == {"conductor", "other"}
+    done("delete", "conductor", "--yes", store=store)
+    (file,) = cache.glob("memory-sidecar/search/*/index-*.db")
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT memory FROM memories").fetchall() == [("other",)]
+    assert done("index", store=store) == {"ok": True, "memories": []}
+
+
+def test_a_search_of_the_past_says_since_when_and_until_when(tmp_path: Path, searched: Searched) -> None:
+    store, agent = tmp_path / "store", Agent(tmp_path / "home")
+    notes = agent.home / "app/memory/notes.md"
+    for text in ("# Plan\nthe heron", "# Plan\nthe lapwing", "# Plan\nthe heron", "# Plan\nthe curlew"):
+        notes.write_text(text)
+        assert export(agent, store).code == 0
+    assert done("index", "--all", store=store)["memories"][0]["state"] == "written"
+    created = [row["created"] for row in done("log", "conductor", store=store)["snapshots"]][::-1]
+    assert done("search", "heron", store=store)["hits"] == []
+    hits = done("search", "heron", "--all", store=store)["hits"]
+    assert sorted((hit["since"], hit["until"]) for hit in hits) == [(created[0], created[1]), (created[2], created[3])]
+    (now,) = done("search", "curlew", "--all", store=store)["hits"]
+    assert (now["since"], now["until"], now["last"]) == (created[3], None, "")
+    table = shown("search", "lapwing", "--all", f"--store=file:{store}")
+    assert "KNOWN (UTC)" in table and table.count(" to ") == 1
+    first = done("log", "conductor", store=store)["snapshots"][-1]["snapshot"]
+    done("forget", "conductor", "--keep-last=2", store=store)
+    assert first not in [row["snapshot"] for row in done("log", "conductor", store=store)["snapshots"]]
+    done("index", "--all", store=store)
+    (left,) = done("search", "heron", "--all", store=store)["hits"]
+    assert left["since"] == created[2]
+    assert done("search", "lapwing", "--all", store=store)["hits"] == []
+    third = done("log", "conductor", store=store)["snapshots"][1]["snapshot"]
+    done("rollback", "conductor", third, store=store)
+    done("index", "--all", store=store)
+    assert done("search", "curlew", "--all", store=store)["hits"] == []
+    (back,) = done("search", "heron", "--all", store=store)["hits"]
+    assert back["until"] is None
+
+
+def test_what_is_wanted_can_be_narrowed(tmp_path: Path, agent: Agent) -> None:
+    store = tmp_path / "store"
+    export(agent, store)
+    assert done("search", "otter or brave", "--since=2026-01-01", "--until=2026-01-02", store=store)["hits"] == []
+    assert done("search", "otter or brave", "--project=nowhere", store=store)["hits"] == []
+    hits = done("search", "otter or brave", "--project=app", "--limit=100", store=store)["hits"]
+    assert hits and {hit["project"] for hit in hits} == {"app"}
+    ran = run_cli("search", "x", "--since=yesterday", store=store)
+    assert (ran.code, ran.error) == (2, "usage") and "--since" in ran.document["error"]["message"]
+    ran = run_cli("search", "x" * 2000, store=store)
+    assert (ran.code, ran.error) == (2, "usage")
+
+
+def test_an_encrypted_store_is_searched_once_it_is_said_how(
+    tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = tmp_path / "store", Path(os.environ["XDG_CACHE_HOME"])
+    monkeypatch.setenv("MEMORY_SIDECAR_IDENTITY", str(pyrage.x25519.Identity.generate()))
+    assert export(agent, store).code == 0
+    rare = agent.observed[1][1][1].split()[30]
+    for words in (["search", rare], ["index"]):
+        ran = run_cli(*words, store=store)
+        assert (ran.code, ran.error) == (2, "no-index")
+        assert "encrypted" in ran.document["error"]["message"] and "sealed" in ran.document["error"]["hint"]
+    assert not cache.exists()
+    monkeypatch.setenv("MEMORY_SIDECAR_SEARCH_EMBEDDED", "plain")
+    assert len(done("search", rare, store=store)["hits"]) == 1
+    assert any(rare.encode() in path.read_bytes() for path in cache.rglob("*") if path.is_file())
+    monkeypatch.setenv("MEMORY_SIDECAR_SEARCH_EMBEDDED", "sealed")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    for _ in range(2):
+        assert len(done("search", rare, store=store)["hits"]) == 1
+    agent.converse()
+    assert export(agent, store).code == 0
+    newest = agent.observed[-1][1][1].split()[30]
+    assert len(done("search", newest, "--all", store=store)["hits"]) == 1
+    files = [path for folder in (cache, temporary) for path in folder.rglob("*") if path.is_file()]
+    assert [path.name.partition("-")[0] for path in files if path.name != "lock"] == ["sealed"]
+    assert not any(word.encode() in path.read_bytes() for path in files for word in (rare, newest, "conductor"))
+    (sealed,) = (path for path in files if path.name != "lock")
+    sealed.write_bytes(sealed.read_bytes()[:-5] + b"wrong")
+    assert len(done("search", newest, store=store)["hits"]) == 1
+    monkeypatch.setenv("MEMORY_SIDECAR_SEARCH_SEALED_BYTES", str(1 << 20))
+    agent.observe(3000)
+    assert export(agent, store).code == 0
+    ran = run_cli("search", rare, store=store)
+    assert (ran.code, ran.error) == (1, "index-unfit") and "sealed_bytes" in ran.document["error"]["hint"]
+    monkeypatch.delenv("MEMORY_SIDECAR_IDENTITY")
+    ran = run_cli("search", rare, store=tmp_path / "another")
+    assert (ran.code, ran.error) == (2, "bad-config") and "sealed" in ran.document["error"]["message"]
+
+
+def test_a_search_that_is_stopped_goes_on_from_there(tmp_path: Path, agent: Agent) -> None:
+    store, cache = tmp_path / "store", Path(os.environ["XDG_CACHE_HOME"])
+    agent.converse(observations=300)
+    assert export(agent, store, "m0").code == 0
+    for number in range(1, 40):
+        done("fork", "m0", f"m{number}", store=store)
+    words = [sys.executable, "-m", "sidecar", "search", "otter", f"--store=file:{store}"]
+    process = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def count() -> int:
+        for file in cache.glob("memory-sidecar/search/*/index-*.db"):
+            with contextlib.closing(sqlite3.connect(file, timeout=60)) as connection:
+                return int(connection.execute("SELECT count(*) FROM memories").fetchone()[0])
+        return 0
+
+    deadline = time.monotonic() + 60
+    while not count() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "goes on from there" in said and "Traceback" not in said, said
+    stopped = count()
+    assert 0 < stopped < 40
+    began = [row["memory"] for row in done("index", store=store)["memories"]]
+    assert len(began) == 40 - stopped
+    assert len({hit["memory"] for hit in done("search", "otter", "--limit=1000", store=store)["hits"]}) == 40
 
 
 def test_without_the_driver_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,12 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 class Scripted:
     """An index that notes what it is asked, and does as told."""
 
+    embedded = False
+    caught_up: asyncio.Event | None = None
+
     def __init__(self) -> None:
+        self.in_use = asyncio.Event()
+        self.begun = False
         self.looks = 0
         self.asked: list[str] = []
         self.behind_now: list[str] = []
@@ -29,6 +34,9 @@ class Scripted:
         self.broken: set[str] = set()
         self.gate = asyncio.Event()
         self.gate.set()
+
+    async def is_begun(self) -> bool:
+        return self.begun
 
     async def behind(self) -> list[str]:
         self.looks += 1
@@ -49,8 +57,8 @@ class Scripted:
 
 
 class Watch:
-    def __init__(self, every: float = 3600.0) -> None:
-        self.index, self.events, self.types = Scripted(), Events(), []  # type: ignore[var-annotated]
+    def __init__(self, every: float = 3600.0, index: Scripted | None = None) -> None:
+        self.index, self.events, self.types = index or Scripted(), Events(), []  # type: ignore[var-annotated]
         self.events.subscribe(lambda event: self.types.append(event.type))
         self.registry = CollectorRegistry()
         self.indexing = IndexUpdater(self.index, self.events, IndexMetrics(self.registry), every)  # type: ignore[arg-type]
@@ -72,8 +80,9 @@ async def test_everything_is_looked_at_first_and_then_what_is_told() -> None:
     await until(lambda: watch.index.asked == ["a", "b"])
     watch.events.publish("export.committed", memory="c")
     watch.events.publish("export.unchanged", memory="d")
+    watch.events.publish("retention.forgot", memory="f")
     watch.indexing.update_soon("e")
-    await until(lambda: watch.index.asked == ["a", "b", "c", "e"])
+    await until(lambda: watch.index.asked == ["a", "b", "c", "f", "e"])
     assert watch.index.looks == 1
     await until(lambda: watch.figure("behind") == 0)
     await watch.indexing.close(1)
@@ -163,3 +172,37 @@ async def test_at_the_end_what_was_just_told_is_still_done_and_trouble_is_not_wa
     async with asyncio.timeout(2):
         await watch.indexing.close(60)
     assert watch.index.asked == []
+
+
+async def test_an_index_on_this_machine_waits_for_its_first_search() -> None:
+    index = Scripted()
+    index.embedded = True
+    watch = Watch(index=index)
+    watch.index.behind_now = ["a"]
+    watch.events.publish("export.committed", memory="b")
+    await asyncio.sleep(0.1)
+    assert (index.looks, index.asked) == (0, [])
+    assert index.caught_up is not None and not index.caught_up.is_set()
+    index.in_use.set()
+    await until(lambda: set(index.asked) == {"a", "b"})
+    await until(index.caught_up.is_set)
+    await watch.indexing.close(5)
+
+
+async def test_an_index_that_was_searched_before_is_kept_from_the_start() -> None:
+    index = Scripted()
+    index.embedded = index.begun = True
+    index.behind_now = ["a"]
+    watch = Watch(index=index)
+    await until(lambda: index.asked == ["a"])
+    await watch.indexing.close(5)
+
+
+async def test_who_never_searched_does_not_wait_at_the_end() -> None:
+    index = Scripted()
+    index.embedded = True
+    watch = Watch(index=index)
+    watch.events.publish("export.committed", memory="b")
+    async with asyncio.timeout(5):
+        await watch.indexing.close(60)
+    assert index.asked == []

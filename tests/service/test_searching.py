@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ import pytest
 
 from sidecar.client import AsyncClient, Client, Retries, SidecarProblem
 from tests.parts.commands import done
-from tests.parts.homes import told
+from tests.parts.homes import PROJECT, told
 from tests.parts.postgres import Database, Server
 from tests.parts.remembering import Agent
 from tests.parts.services import TOKEN, Service, path, serving, until
@@ -129,3 +133,63 @@ def test_a_new_service_catches_up_with_what_nobody_told_it(
         last = export(service, agent)["snapshot"]
         service.stop()  # what it was just told, it still does
     assert database.heads() == {"conductor": last}
+
+
+def test_a_service_without_postgres_keeps_an_index_from_the_first_search_on(tmp_path: Path, agent: Agent) -> None:
+    store, cache = tmp_path / "store", Path(os.environ["XDG_CACHE_HOME"])
+    with serving(store, tmp_path / "log") as service:
+        first = export(service, agent)["snapshot"]
+        rare = agent.observed[0][1][1].split()[30]
+        assert not cache.exists(), "nobody has searched yet"
+
+        def find(words: str, **about: Any) -> list[dict[str, Any]]:
+            return list(service.http.get("/v1/search", params={"q": words, **about}).raise_for_status().json()["hits"])
+
+        until(lambda: find(rare))
+        (hit,) = find(rare)
+        assert (hit["memory"], hit["snapshot"], hit["until"]) == ("conductor", first, None)
+        agent.converse()
+        second = export(service, agent)["snapshot"]
+        newest = agent.observed[-1][1][1].split()[30]
+        until(lambda: find(newest))
+        assert [hit["snapshot"] for hit in find(newest)] == [second]
+        with Client(service.url, token=TOKEN) as client:
+            found = client.search(
+                newest, projects=["app"], until=datetime.now(UTC) - timedelta(days=3650), history=True
+            )
+            assert (found.hits, found.without_past) == ([], ["conductor"])
+        done("index", "--all", store=store)
+        assert service.http.get("/v1/search", params={"q": newest, "all": True}).json()["without_past"] == []
+        assert figure(service, "failures_total") == 0
+    with serving(store, tmp_path / "log") as service:
+        agent.converse()
+        export(service, agent)
+        until(lambda: figure(service, "records_written_total") > 0)  # it is kept without a search
+        assert service.http.delete(path("conductor")).status_code == 200
+        until(lambda: not find(newest))
+        until(lambda: figure(service, "behind") == 0)
+        assert figure(service, "failures_total") == 0
+
+
+def test_two_services_and_ten_commands_share_one_index(tmp_path: Path, agent: Agent) -> None:
+    store = tmp_path / "store"
+    with serving(store, tmp_path / "log") as one, serving(store, tmp_path / "log2") as two:
+        services = (one, two)
+        export(one, agent, "m0")
+        for number in range(1, 5):
+            assert one.http.post(path("m0", "forks"), json={"memory": f"m{number}"}).status_code == 201
+        words = [sys.executable, "-m", "sidecar", "search", "otter or brave", "--limit=1000", f"--store=file:{store}"]
+        running = [
+            subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(10)
+        ]
+        for number in range(20):
+            answer = services[number % 2].http.get("/v1/search", params={"q": "otter or brave"})
+            assert answer.status_code == 200, answer.text
+        said = [process.communicate(timeout=120) for process in running]
+        assert [process.returncode for process in running] == [0] * 10, said
+        assert all("m4" in out and "Warning" not in out and "lock" not in err for out, err in said), said
+        for service in services:
+            until(lambda service=service: figure(service, "behind") == 0)  # type: ignore[misc]
+            assert figure(service, "failures_total") == 0
+            assert not [line for line in service.lines() if "locked" in str(line)]

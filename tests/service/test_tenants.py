@@ -18,7 +18,6 @@ from fastapi import Depends, FastAPI
 
 from sidecar.engine import ExportRequest, export
 from sidecar.errors import SidecarError
-from sidecar.search.upkeep import SearchIndex
 from sidecar.service.access import refusals
 from sidecar.service.access.grants import ADMIN, Verb
 from sidecar.service.api.access import check_access, needs
@@ -26,7 +25,7 @@ from sidecar.service.api.app import OPEN_TO_ALL
 from sidecar.service.api.problems import on_sidecar_error
 from sidecar.service.attachments.attachment import CareOptions
 from tests.parts.homes import empty_home, engine_at, write
-from tests.parts.postgres import Database
+from tests.parts.searched import Searched, index_of
 from tests.parts.tenants import ADMIN_TOKEN, EVERY_VERB, ROLE, House, Reply, path
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -518,12 +517,9 @@ async def test_metrics_and_the_whole_stream_need_a_right_to_everything(house: Ho
         assert (await house.call("GET", "/metrics", token)).status == status
 
 
-async def test_a_search_finds_own_records_only(tmp_path: Path, database: Database) -> None:
-    from adapters.search.postgres import open_postgres
-    from sidecar.search.settings import Postgres
-
+async def test_a_search_finds_own_records_only(tmp_path: Path, searched: Searched) -> None:
     engine = engine_at(tmp_path / "store")
-    index = SearchIndex(engine.repository, open_postgres(database.url, Postgres()))
+    index = index_of(engine, searched.open())
     house = House(tmp_path, engine=replace(engine, index=index))
     await settle(house)
     for name in ("acme/deep/er", "acme/a.b+c(d)"):

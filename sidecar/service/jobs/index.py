@@ -1,5 +1,5 @@
-"""Update the search index in the background: after each change, every ``every`` seconds, and after Postgres was
-unavailable.
+"""Update the search index in the background: after each change, every ``every`` seconds, and after the database
+was unavailable. An index on this machine is kept from its first search on: a service that nobody searches does without.
 
 No operation waits for this or depends on it: an export is done when it is in the store. Also the metrics of the index.
 """
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Event
 from sidecar.search.upkeep import IndexResult, SearchIndex
-from sidecar.service.event_types import HEAD_CHANGES
+from sidecar.service.event_types import FORGOT, HEAD_CHANGES
 from sidecar.service.events import Events
 
 FIRST_PAUSE = 1.0
@@ -44,9 +44,11 @@ class IndexUpdater:
         self._told: dict[str, str] = {}
         self._log = structlog.get_logger("sidecar")
         self._task: asyncio.Task[None] | None = None
+        self._caught_up = asyncio.Event()
 
     def start(self) -> None:
         """Subscribe to the events and start the task."""
+        self._index.caught_up = self._caught_up
         self._events.subscribe(self._on_event)
         self._task = asyncio.create_task(self._run())
 
@@ -65,16 +67,17 @@ class IndexUpdater:
         self._changed[memory] = None
         self._metrics.behind(len(self._changed))
         self._wake.set()
-        if not self._failures:
+        if not self._failures and self._caught_up.is_set():
             self._rest.clear()
 
     def _on_event(self, event: Event) -> None:
-        if event.type in HEAD_CHANGES:
+        if event.type in HEAD_CHANGES or event.type == FORGOT:
             self.update_soon(event.memory)
 
     async def _run(self) -> None:
         """Update all memories at first, every ``every`` seconds, and after each failure; in between, those that
         changed."""
+        await self._wait_for_use()
         due = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -96,6 +99,18 @@ class IndexUpdater:
                     due = min(due, time.monotonic() + LONGEST_PAUSE)
                 if not self._changed:
                     self._rest.set()
+
+    async def _wait_for_use(self) -> None:
+        """Wait until an index on this machine is searched, or was before."""
+        if self._index.embedded:
+            self._rest.set()
+            try:
+                begun = await self._index.is_begun()
+            except SidecarError:  # the store does not answer: the first search will see
+                begun = False
+            if not begun:
+                await self._index.in_use.wait()
+            self._rest.clear()
 
     async def _catch_up(self, memories: Sequence[str] | None) -> None:
         """Update these memories, or with ``None`` all that are behind."""
@@ -160,6 +175,7 @@ class IndexUpdater:
         return 0.0
 
     def _on_success(self) -> None:
+        self._caught_up.set()
         if not self._missed:
             self._metrics.note_success()
         if self._failures:

@@ -207,6 +207,16 @@ class EncryptedStore(StoreLayer):
         return await self._inner.purge(_hide(await self.opening.open_to_read(), prefix))
 
 
+def find_encryption(store: Store) -> EncryptedStore | None:
+    """Return the layer of a store that encrypts; ``None`` if no encryption keys were given."""
+    layer: object = store
+    while not isinstance(layer, EncryptedStore):
+        if not isinstance(layer, StoreLayer):
+            return None
+        layer = layer.inner
+    return layer if layer.encrypts else None
+
+
 def find_strangers(state: EncryptionState, keys: Iterable[str]) -> set[str]:
     """Return the folders, or objects beside them, whose names were not made with this store's name key."""
     foreign = [key.split("/") for key in keys if not state.names.is_ours(key)]

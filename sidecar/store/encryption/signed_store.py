@@ -44,10 +44,6 @@ class SignedStore(StoreLayer):
         self._looked_at: dict[ObjectInfo, bool] = {}
 
     @property
-    def inner(self) -> Store:
-        return self._inner
-
-    @property
     def signs(self) -> bool:
         return self._signatures is not None
 
