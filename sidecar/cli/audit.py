@@ -32,7 +32,10 @@ MARGIN = 300.0
 """By how many seconds the clocks of a store and of its writers may differ."""
 
 CHANGING = frozenset(
-    {"export", "restore", "import", "fork", "rollback", "accept", "forget", "pin", "unpin", "rekey", "delete"}
+    {
+        *("export", "restore", "import", "fork", "rollback", "accept", "decline", "forget", "pin", "unpin", "rekey"),
+        "delete",
+    }
 )
 READING = frozenset(
     {"list", "log", "show", "diff", "records", "cat", "history", "blame", "download", "verify", "search", "index"}

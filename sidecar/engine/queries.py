@@ -12,11 +12,24 @@ from sidecar.format.index import Entry as IndexEntry
 from sidecar.host.files import open_spool
 from sidecar.host.values import dataclass
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
+from sidecar.models.answers import (
+    Change,
+    Counts,
+    Difference,
+    Entry,
+    Memories,
+    Memory,
+    Review,
+    Size,
+    Snapshot,
+    Snapshots,
+)
+from sidecar.policy.review import PENDING
 from sidecar.store.fetch import check_sizes, fetch_entries
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.reviews import ReviewRow, Reviews, read_reviews_or_none
 from sidecar.store.selectors import resolve_snapshot
 
 
@@ -52,6 +65,7 @@ async def describe_memory(repository: Repository, memory: str) -> Memory:
 async def _build_memory_row(repository: Repository, memory: str) -> Memory:
     state = await repository.head(memory)
     survey = await repository.survey(memory)
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
     return Memory(
         memory=memory,
         head=state.snapshot or None,
@@ -61,6 +75,7 @@ async def _build_memory_row(repository: Repository, memory: str) -> Memory:
         bytes=state.head.bytes if state.head else 0,
         stored_bytes=sum(survey.sizes.values()),
         problem=state.problem,
+        pending=len(set(reviews.pending).intersection(survey.snapshots)),
     )
 
 
@@ -85,7 +100,7 @@ async def list_snapshots(repository: Repository, memory: str) -> Snapshots:
     return Snapshots(
         memory=memory,
         head=standings.state.snapshot or None,
-        problem=standings.state.trouble(standings.manifests),
+        problem=standings.state.trouble(standings.manifests, standings.reviews.accepted),
         snapshots=[standings.row(name) for name in sorted(standings.manifests, reverse=True)],
     )
 
@@ -102,6 +117,7 @@ class _Standings:
     """The problems of the snapshots that are known to be damaged."""
     pinned: Collection[str]
     automatic: Mapping[str, AutomaticPin]
+    reviews: Reviews
 
     def row(self, snapshot: str) -> Snapshot:
         manifest, pin = self.manifests[snapshot], self.automatic.get(snapshot)
@@ -123,6 +139,8 @@ class _Standings:
             sandbox=manifest.sandbox,
             origin=manifest.origin,
             rejected=manifest.rejected,
+            pending=self.reviews.find_reason(manifest),
+            review=_build_review(self.reviews.rows.get(snapshot)),
             problem=self.damaged.get(snapshot, ""),
             files=manifest.files,
             bytes=manifest.bytes,
@@ -140,7 +158,16 @@ class _Standings:
             return "head"
         if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
+        decided = self.reviews.get_decision(manifest.snapshot)
+        if decided or manifest.pending:
+            return decided or PENDING
         return "rejected" if manifest.rejected else "diverged"
+
+
+def _build_review(row: ReviewRow | None) -> Review | None:
+    if row is None or row.decision == PENDING:
+        return None
+    return Review(decision=row.decision, by=row.by, at=row.at, because=row.because, within=row.within)
 
 
 def _read_changes(manifest: Manifest) -> dict[str, Counts] | None:
@@ -166,7 +193,8 @@ async def _read_standings(repository: Repository, memory: str, ids: Collection[s
     damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
     head = state.head or (await repository.rebuild_head(memory) if ids else None)
     automatic = await list_automatic_pins(repository, memory) if survey.pinned else {}
-    return _Standings(state, head, manifests, damaged, survey.pinned, automatic)
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
+    return _Standings(state, head, manifests, damaged, survey.pinned, automatic, reviews)
 
 
 def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.client import Acceptance, Client, SidecarProblem
-from sidecar.engine.heads import accept
+from sidecar.engine.reviews import accept
 from sidecar.errors import SwapLost
 from sidecar.ids import build_memory_key, build_portable_folder
 from sidecar.store.encryption.keys_given import GivenKeys

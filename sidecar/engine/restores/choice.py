@@ -11,6 +11,7 @@ from sidecar.host.values import dataclass
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.repository import HeadState, Repository
+from sidecar.store.reviews import read_reviews_or_none
 from sidecar.store.selectors import parse_time, resolve_snapshot
 
 LATEST = "latest"
@@ -47,17 +48,23 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
         identity = await repository.add_store_id(HeadState())
         return Choice(await fetch(repository.store, manifest, scratch), [], store=identity.store_id)
     state = await repository.add_store_id(await repository.head(memory))
-    if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
+    if (
+        state.head is None
+        and not state.problem
+        and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory))
+    ):
         return None
     first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
     candidates = [snapshot async for snapshot in repository.iterate_candidates(memory)]
     if first:
         candidates = candidates[candidates.index(first) :] + candidates[: candidates.index(first)]
+    past = [name for name, _ in state.head.history] if state.head else []
+    accepted = {} if state.head else (await read_reviews_or_none(repository.store, memory)).accepted
     problems = [] if state.head else [state.problem or "The head is missing."]
     for snapshot in candidates:
         try:
             manifest = await repository.manifest(memory, snapshot)
-            if manifest.rejected and snapshot != first:
+            if not manifest.is_eligible and snapshot not in (first, *past, *accepted):
                 continue
             fetched = await fetch(repository.store, manifest, scratch)
         except SnapshotError as damage:
