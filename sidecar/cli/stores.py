@@ -31,7 +31,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
                 escape_id(row.memory),
                 row.head or ("damaged" if row.problem else "none"),
                 format_time(row.created) if row.created else "",
-                str(row.snapshots),
+                f"{row.snapshots} ({row.pending} pending)" if row.pending else str(row.snapshots),
                 f"{row.files:,}",
                 format_size(row.bytes),
                 format_size(row.stored_bytes),

@@ -245,10 +245,12 @@ async def _find_newest_rejected(
     repository: Repository, memory: str, head: Head | None, reviews: Reviews, ids: list[str]
 ) -> str:
     """Return the newest snapshot that was rejected since the head was made; "" if there is none. Older ones are not
-    offered by default: what they contain may be long out of date."""
+    offered by default: what they contain may be long out of date; nor is what grew out of a declined one."""
     newest = head.newest if head is not None else ""
     manifests = await repository.manifests(memory, [snapshot for snapshot in ids if snapshot > newest])
     for snapshot, manifest in manifests.items():
-        if isinstance(manifest, Manifest) and manifest.rejected and not reviews.get_decision(snapshot):
+        if not isinstance(manifest, Manifest) or reviews.get_decision(snapshot):
+            continue
+        if manifest.rejected and not manifest.rejected.startswith(f"{DECLINED}: "):
             return snapshot
     return ""

@@ -68,6 +68,8 @@ class Memories:
     store: str
     """The store's URL."""
     memories: list[Memory]
+    may_change: bool = True
+    """Whether the token that asks may move their heads: roll back, accept and decline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

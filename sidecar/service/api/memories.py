@@ -55,7 +55,9 @@ Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `la
 async def list_memories(request: Request) -> Memories:
     """Every memory of the store that the token may see."""
     caller = get_caller(request)
-    return await queries.list_memories(get_sidecar(request).engine.repository, caller if caller.restricted else None)
+    repository = get_sidecar(request).engine.repository
+    found = await queries.list_memories(repository, caller if caller.restricted else None)
+    return replace(found, may_change=caller.has_any([Verb.CHANGE]))
 
 
 @router.get("/memories/{memory}", responses=READING)
