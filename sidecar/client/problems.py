@@ -97,7 +97,7 @@ class NotSaved(SidecarError):
         " where one guard objects, allow=[its code]."
     )
 
-    waits_hint = (
+    waits_hint: ClassVar[str] = (
         "`memory-sidecar accept`, or accept() here, makes it the head; the next exports wait with it until then."
     )
 
@@ -105,16 +105,15 @@ class NotSaved(SidecarError):
         kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
         self.waits = receipt.outcome is ExportOutcome.PENDING
         """It is kept, and becomes the head once somebody accepts it."""
-        how = "is kept and waits for a review" if self.waits else f"was {receipt.outcome}"
         super().__init__(
-            f"The head of {receipt.memory} did not move: the export {how}. {_describe_reason(receipt)} {kept}.",
+            f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_describe_reason(receipt)} {kept}.",
             hint=self.waits_hint if self.waits else "",
         )
         self.receipt = receipt
 
 
 def _describe_reason(receipt: ExportReceipt | RestoreReceipt) -> str:
-    return receipt.reason.message if receipt.reason else "No reason was given."
+    return receipt.reason.headline if receipt.reason else "No reason was given."
 
 
 @contextmanager

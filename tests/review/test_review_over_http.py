@@ -77,7 +77,7 @@ def test_only_who_may_change_a_memory_decides(scene: Scene) -> None:
             with pytest.raises(SidecarProblem) as refused:
                 call(MEMORY, str(lie.snapshot))
             assert (refused.value.status, refused.value.code) == (409, "already-decided")
-        rows = {row.snapshot: row for row in reads.snapshots(MEMORY).snapshots}
+        rows = {row.snapshot: row for row in reads.snapshots(MEMORY)}
         review = rows[str(lie.snapshot)].review
         assert review is not None and (review.decision, review.because) == ("declined", "not so")
         # A fork into a memory under review would begin it with what nobody accepted there.
@@ -103,8 +103,8 @@ def test_a_conversation_says_that_its_memory_waits(scene: Scene) -> None:
         with pytest.raises(NotSaved) as waits, client.conversation(MEMORY, sandbox=scene.ref, conversation="c1"):
             scene.learn("One")
         problem = waits.value
-        assert problem.waits and "waits for a review" in problem.message and "accept" in problem.hint
-        row = next(row for row in client.attachments().attachments if row.memory == MEMORY)
+        assert problem.waits and "It waits for a review: +2 sections." in problem.message and "accept" in problem.hint
+        row = next(row for row in client.attachments() if row.memory == MEMORY)
         assert row.problem.startswith("pending: It waits for a review") and "decline" in row.hint
         assert "Facts" not in row.problem
         until(lambda: "memory_sidecar_attachments_pending 1.0" in scene.service.http.get("/metrics").text)
@@ -159,7 +159,7 @@ def test_the_page_shows_what_waits_and_decides(scene: Scene) -> None:
         two = client.export(MEMORY, sandbox=scene.ref).snapshot
         page.click("#waiting button:text('Decline')")
         expect(page.locator("#decided")).to_contain_text("declined")
-        rows = {row.snapshot: row for row in client.snapshots(MEMORY).snapshots}
+        rows = {row.snapshot: row for row in client.snapshots(MEMORY)}
         assert rows[str(two)].standing == "declined" and client.memory(MEMORY).head == first
         review = rows[str(first)].review
         assert review is not None and review.because == "read on the page"
