@@ -330,7 +330,7 @@ class Calls(Generic[C]):
     @sent
     def accept(self, memory: str, snapshot: str = "", *, because: str = "") -> Call[Acceptance]:
         """Make a snapshot the head that waits for a review, was rejected or has diverged; by default, the newest that
-        waits, else the newest that was rejected since the head was made. The one that it replaces is pinned."""
+        waits, else the newest that was rejected since the head was made. Nothing is removed."""
         return Call(
             method="POST",
             path=build_path(memory, "acceptances"),

@@ -25,6 +25,7 @@ from sidecar.store.reviews import ACCEPTED, LONGEST_WORDS, ReviewRow, Reviews, c
 from sidecar.store.selectors import resolve_snapshot
 
 MOST_INCLUDED = 2000
+MOST_SHOWN = 5
 OF_ITSELF = "Of those that wait none grew out of the head, {head}: name the one that is meant, of {names}."
 
 
@@ -44,9 +45,9 @@ async def accept(repository: Repository, memory: str, wanted: str = "", word: Wo
     and grew out of the head, else the newest that was rejected since the head was made. What it grew out of and waited
     too is accepted with it.
 
-    The head that it replaces is pinned, and nothing is removed. Raise ``NothingToAccept`` for a snapshot that is or was
-    the head, ``AlreadyDecided`` for one that was declined, and ``SwapLost`` if another writer moved the head in the
-    meantime.
+    The head that it replaces is pinned, unless it waited and grew out of that head; nothing is removed. Raise
+    ``NothingToAccept`` for a snapshot that is or was the head, ``AlreadyDecided`` for one that was declined, and
+    ``SwapLost`` if another writer moved the head in the meantime.
     """
     _check_word(word)
     snapshot = await resolve_snapshot(repository, check_memory_id(memory), wanted) if wanted else ""
@@ -70,8 +71,9 @@ async def accept(repository: Repository, memory: str, wanted: str = "", word: Wo
     await hold_packs(repository.store, manifest)
     line = await _list_pending_line(repository, manifest, reviews)
     reason, waited = _explain_standing(manifest, state, reviews), reviews.is_pending(manifest)
+    follows = waited and await _grew_cleanly(repository, manifest, head, reviews)
     await _write_acceptance(repository, manifest, line, word, survey.snapshots)
-    pinned = await _move_head(repository, state, manifest, reason)
+    pinned = await _move_head(repository, state, manifest, "" if follows else reason.code)
     return Acceptance(
         memory=memory,
         head=manifest.snapshot,
@@ -117,7 +119,8 @@ async def decline(repository: Repository, memory: str, wanted: str = "", word: W
         return {snapshot: replace(row, reason="" if manifest.pending else found.find_reason(manifest))}
 
     await change_reviews(repository.store, memory, ids, change)
-    there = (await repository.head(memory)).head
+    # An export that is under way may not know of this decision: it cannot move this head any more.
+    there = (await repository.raise_head(memory, fence=True)).head
     if there is not None and there.was_head(snapshot):  # it was not decided yet when its export stored it
         overtaken = {snapshot: ReviewRow(decision=ACCEPTED, at=format_now())}
         await change_reviews(repository.store, memory, ids, lambda found: overtaken)
@@ -164,11 +167,12 @@ def _keep_reason(reviews: Reviews, snapshot: str) -> str:
     return row.reason if row else ""
 
 
-async def _move_head(repository: Repository, state: HeadState, manifest: Manifest, reason: Reason) -> bool:
-    """Pin the head and move it to an accepted snapshot. Return whether it was pinned now. Raise ``SwapLost``."""
+async def _move_head(repository: Repository, state: HeadState, manifest: Manifest, doubt: str) -> bool:
+    """Move the head to an accepted snapshot, after pinning it if there was a ``doubt``: the code of why that one was not
+    the head. Return whether it was pinned now. Raise ``SwapLost``."""
     memory, before, pinned = manifest.memory, state.snapshot, False
-    if before:
-        why = f"{reason.code} (accepted by a person)"
+    if before and doubt:
+        why = f"{doubt} (accepted by a person)"
         pinned = await pin_automatically(repository, memory, before, manifest.snapshot, why)
     try:
         # Compare-and-swap: it fails if another writer changed the head since ``state`` was read. The pin that was just
@@ -209,28 +213,28 @@ async def _find_newest(repository: Repository, memory: str, head: Head | None, r
     ids = await repository.list_snapshot_ids(memory)
     if not ids:
         raise MemoryNotFound(f"There is no memory {memory!r} in {repository.store.url}.")
-    waiting = [one for one in reviews.pending if one in set(ids)]
-    for snapshot in waiting:
-        if await _grew_cleanly(repository, memory, snapshot, head, reviews):
-            return snapshot
-    rejected = await _find_newest_rejected(repository, memory, head, reviews, ids)
-    if rejected:
-        return rejected
+    newest = head.newest if head is not None else ""
+    # Also those that are newer than the head and not listed: the reviews may have been removed.
+    read = [one for one in ids if one > newest or reviews.get_decision(one) == PENDING]
+    manifests = [one for one in (await repository.manifests(memory, read)).values() if isinstance(one, Manifest)]
+    waiting = [one for one in manifests if reviews.is_pending(one)]
+    for manifest in waiting:
+        if await _grew_cleanly(repository, manifest, head, reviews):
+            return manifest.snapshot
+    for manifest in manifests:
+        # Older ones are not offered: what they contain may be long out of date. Nor is what grew out of a declined one.
+        plain = not reviews.get_decision(manifest.snapshot) and not manifest.rejected.startswith(f"{DECLINED}: ")
+        if manifest.rejected and plain and manifest.snapshot > newest:
+            return manifest.snapshot
     if waiting:
-        shown = ", ".join(waiting[:5])
+        shown = ", ".join(one.snapshot for one in waiting[:MOST_SHOWN])
         raise NothingToAccept(OF_ITSELF.format(head=head.snapshot if head else "which is missing", names=shown))
     raise NothingToAccept(f"Nothing waits for a review, or was rejected since the head of {memory} was made.")
 
 
-async def _grew_cleanly(
-    repository: Repository, memory: str, snapshot: str, head: Head | None, reviews: Reviews
-) -> bool:
+async def _grew_cleanly(repository: Repository, manifest: Manifest, head: Head | None, reviews: Reviews) -> bool:
     """Whether a snapshot that waits grew out of the present head, and out of nothing that was declined."""
-    manifests = await repository.manifests(memory, [snapshot])
-    manifest = manifests.get(snapshot)
-    if not isinstance(manifest, Manifest):
-        return False
-    line = await _list_pending_line(repository, manifest, reviews)
+    memory, line = manifest.memory, await _list_pending_line(repository, manifest, reviews)
     last = manifest if not line else (await repository.manifests(memory, [line[-1]])).get(line[-1])
     if not isinstance(last, Manifest) or last.parent in reviews.declined:
         return False
@@ -239,18 +243,3 @@ async def _grew_cleanly(
     # Retention may have removed what was in between; what was accepted with the head is below it.
     row = reviews.rows.get(last.parent)
     return row is not None and row.decision == ACCEPTED and row.within == head.snapshot
-
-
-async def _find_newest_rejected(
-    repository: Repository, memory: str, head: Head | None, reviews: Reviews, ids: list[str]
-) -> str:
-    """Return the newest snapshot that was rejected since the head was made; "" if there is none. Older ones are not
-    offered by default: what they contain may be long out of date; nor is what grew out of a declined one."""
-    newest = head.newest if head is not None else ""
-    manifests = await repository.manifests(memory, [snapshot for snapshot in ids if snapshot > newest])
-    for snapshot, manifest in manifests.items():
-        if not isinstance(manifest, Manifest) or reviews.get_decision(snapshot):
-            continue
-        if manifest.rejected and not manifest.rejected.startswith(f"{DECLINED}: "):
-            return snapshot
-    return ""

@@ -232,7 +232,7 @@ class Acceptance:
     reason: Reason
     """Why it was not the head."""
     pinned: bool
-    """The one that it replaced is pinned."""
+    """The one that it replaced is pinned; not needed where it waited and grew out of that one."""
     by: str = ""
     """Who accepted it."""
     because: str = ""

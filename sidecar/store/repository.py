@@ -314,19 +314,22 @@ class Repository:
                     await self.witnesses.add(head, state.head)
                 return
 
-    async def raise_head(self, memory: str) -> HeadState:
+    async def raise_head(self, memory: str, *, fence: bool = False) -> HeadState:
         """Make sure that the head, if there is one, has the format of a memory under review, which earlier versions refuse,
-        and return it: they would make what grows out of a snapshot that waits the head."""
+        and return it: they would make what grows out of a snapshot that waits the head. With ``fence``, write it again
+        in any case: an export that read it before can no longer move it."""
         while (state := await self.add_store_id(await self.head(memory))).head is not None:
-            if state.head.format == REVIEWED:
+            if state.head.format == REVIEWED and not fence:
                 break
             head = replace(state.head, format=REVIEWED, generation=state.head.generation + 1)
-            if self.witnesses is not None:  # an earlier version would take the newest copy that it can read
+            if self.witnesses is not None and state.head.format != REVIEWED:
+                # An earlier version would take the newest copy that it can read.
                 await self.witnesses.clear(memory)
             with contextlib.suppress(SwapLost):
                 await self.store.swap(MemoryKeys.of(memory).head, head.encode(), expected=state.version)
                 if self.witnesses is not None:
                     await self.witnesses.add(head, state.head)
+                fence = False
         return state
 
     async def has_eligible(self, memory: str, ids: Iterable[str]) -> bool:

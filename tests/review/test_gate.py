@@ -99,7 +99,7 @@ def test_an_export_waits_with_what_it_changes_until_it_is_accepted(scene: Scene)
     shown = scene.run("show", MEMORY, snapshot).document
     assert (shown["pending"], shown["review"]) == (ran.document["reason"]["message"], None)
     done = scene.run("accept", MEMORY, "--because", "read it").document
-    assert (done["head"], done["previous"], done["standing"], done["pinned"]) == (snapshot, head, "pending", True)
+    assert (done["head"], done["previous"], done["standing"], done["pinned"]) == (snapshot, head, "pending", False)
     review = scene.run("show", MEMORY, snapshot).document["review"]
     assert (review["decision"], review["because"], bool(review["by"]), bool(review["at"])) == (
         "accepted", "read it", True, True,
@@ -231,7 +231,7 @@ def test_of_two_reviewers_the_second_is_told(scene: Scene) -> None:
     two = scene.pending()
     repository = scene.repository
 
-    async def both() -> list[object]:
+    async def both() -> tuple[object, object]:
         return await asyncio.gather(
             accept(repository, MEMORY, two, Word(by="ann")),
             decline(repository, MEMORY, one, Word(by="bob", because="no")),

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from sidecar.engine.comparison import Side, list_needed, make_side
+from sidecar.engine.comparison import Side, describe, list_needed, make_side
 from sidecar.engine.exports.arrival import CheckedExport
+from sidecar.engine.exports.checks import run_checks
 from sidecar.engine.exports.run import ExportRun
-from sidecar.format.index import DIR, FILE, Entry
-from sidecar.host.files import PRIVATE
+from sidecar.errors import SnapshotError, StoreError, UntrustedSandbox
+from sidecar.format.index import FILE, Entry
+from sidecar.host.files import SpoolFull
+from sidecar.host.text import make_printable
 from sidecar.host.values import dataclass
+from sidecar.host.work import run_in_thread
+from sidecar.models.records import Comparison
+from sidecar.models.wording import describe_counts
+from sidecar.policy.review import ExportCheck
+from sidecar.receipts import Reason
 from sidecar.records.comparison import Version
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 
-PRIVATE_FOLDER = 0o700
-EXECUTABLE = 0o100
+MOST_READ = 256 << 20
+"""If more bytes have to be read to tell what changed, a review is asked for without it."""
+MOST_LINES = 20
+LONGEST_TITLE = 120
+SIGNS = {"added": "+", "changed": "~", "removed": "-"}
+WAITS = "It waits for a review"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,11 @@ class Candidate:
     new: Side
     wanted: set[str]
     """The paths that are read; filled by ``stage``."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The ids of both snapshots; "" for none."""
+        return self.earlier.snapshot if self.earlier else "", self.manifest.snapshot
 
     def list_compared(self) -> set[str]:
         """Return the paths that have to be read to tell what differs."""
@@ -80,14 +95,46 @@ async def read_candidate(
     return Candidate(run, checked, manifest, earlier, (first, second), old, new, wanted)
 
 
-def build_tree(folder: Path, version: Version) -> None:
-    """Write the files of a snapshot below a folder, under the paths that `show` lists. Links are left out: what reads the
-    folder must not be led out of it."""
-    for path, entry in sorted(version.entries.items()):
-        place = folder / path
-        if entry.type == DIR:
-            place.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        elif entry.type == FILE and path in version.files:
-            place.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            shutil.copyfile(version.files[path].place, place)
-            place.chmod(PRIVATE | (entry.mode & EXECUTABLE))
+async def examine_candidate(
+    run: ExportRun, checked: CheckedExport, sides: tuple[Manifest, Manifest | None], checks: Sequence[ExportCheck]
+) -> tuple[Reason | None, str]:
+    """Run the checks on a snapshot (the first of ``sides``), beside the head that it would replace. Return why one failed,
+    if one did; and what the snapshot changes, for the person who reviews it.
+
+    Raise a ``SnapshotError`` or ``StoreError`` if there are checks and it cannot be read.
+    """
+    if not checks:
+        return None, await _describe(run, checked, sides)
+    run.engine.progress.step("checking")
+    candidate = await read_candidate(run, checked, *sides)
+    before, after = await candidate.stage(candidate.list_compared() | candidate.list_files())
+    changes = await run_in_thread(describe, candidate.manifest.memory, candidate.names, before, after, False)
+    return await run_checks(checks, after, changes), _tell(changes)
+
+
+async def _describe(run: ExportRun, checked: CheckedExport, sides: tuple[Manifest, Manifest | None]) -> str:
+    """Return what a snapshot changes. It never fails an export."""
+    try:
+        candidate = await read_candidate(run, checked, *sides)
+        paths = candidate.list_compared()
+        if candidate.measure(paths) > MOST_READ:
+            return f"{WAITS}. It is too large to say here what it changes: `diff` does."
+        before, after = await candidate.stage(paths)
+        return _tell(await run_in_thread(describe, sides[0].memory, candidate.names, before, after, False))
+    except (SnapshotError, StoreError, UntrustedSandbox, SpoolFull) as problem:
+        return f"{WAITS}. What it changes could not be read: {make_printable(problem.message)}"
+
+
+def _tell(changes: Comparison) -> str:
+    """Return what a snapshot changes: a sentence with counts, then a few lines, escaped."""
+    lines = [f"{SIGNS[row.change]} {row.kind}: {_shorten(row.title)}" for row in changes.records]
+    lines += [f"{SIGNS[file.change]} file: {_shorten(file.path)}" for file in changes.files]
+    more = changes.more + len(lines) - MOST_LINES
+    rest = [f"and {more:,} more"] if more > 0 else []
+    counts = describe_counts(changes.counts) if changes.counts else f"files alone ({len(changes.files):,})"
+    return "\n".join([f"{WAITS}: {counts}.", *lines[:MOST_LINES], *rest])
+
+
+def _shorten(text: str) -> str:
+    text = make_printable(text)
+    return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1]}…"

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from sidecar.engine.exports.candidate import PRIVATE_FOLDER, build_tree
-from sidecar.host.files import Spool, build_full_error, open_spool
+from sidecar.format.index import DIR, FILE
+from sidecar.host.files import PRIVATE, Spool, build_full_error, open_spool
 from sidecar.host.text import make_printable
 from sidecar.host.work import run_in_thread
 from sidecar.models.records import Comparison
@@ -34,6 +34,8 @@ MOST_LINES = 5
 LONGEST_LINE = 200
 LAST_OUTPUT_SECONDS = 2.0
 """How long output is waited for once a check has ended: a process that left its group may hold the pipe open."""
+PRIVATE_FOLDER = 0o700
+EXECUTABLE = 0o100
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 DEFAULT_LANG = "C.UTF-8"
 
@@ -96,7 +98,20 @@ def _open_pipe() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def _prepare(folder: Path, version: Version) -> None:
     folder.mkdir(mode=PRIVATE_FOLDER)
-    build_tree(folder, version)
+    _build_tree(folder, version)
+
+
+def _build_tree(folder: Path, version: Version) -> None:
+    """Write the files of a snapshot below a folder, under the paths that `show` lists. Links are left out: what reads the
+    folder must not be led out of it."""
+    for path, entry in sorted(version.entries.items()):
+        place = folder / path
+        if entry.type == DIR:
+            place.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        elif entry.type == FILE and path in version.files:
+            place.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            shutil.copyfile(version.files[path].place, place)
+            place.chmod(PRIVATE | (entry.mode & EXECUTABLE))
 
 
 async def _watch(check: ExportCheck, process: asyncio.subprocess.Process, output: BinaryIO) -> str:

@@ -508,6 +508,9 @@ async def advance_head(
             there = await engine.repository.head(manifest.memory)
             if there.head is None or there.snapshot != state.snapshot:
                 return ExportOutcome.DIVERGED, there
+            if there.head.format == REVIEWED:
+                # Somebody declined a snapshot meanwhile, perhaps one that this one grew out of. The next export asks.
+                return ExportOutcome.DIVERGED, there
             # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
             # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this
             # service is that earlier owner; otherwise the swap can be tried again on top of the rewritten head.

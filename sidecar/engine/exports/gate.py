@@ -10,30 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sidecar.engine.comparison import describe
 from sidecar.engine.exports.arrival import CheckedExport
-from sidecar.engine.exports.candidate import Candidate, read_candidate
-from sidecar.engine.exports.checks import run_checks
 from sidecar.engine.exports.decision import Verdict, find_replaced_head
 from sidecar.engine.exports.run import ExportRun
-from sidecar.errors import SnapshotDamaged, StoreError, UntrustedSandbox
+from sidecar.errors import SnapshotDamaged
 from sidecar.format.protocol import ExportAnswer
 from sidecar.host.text import make_printable
-from sidecar.host.work import run_in_thread
-from sidecar.models.records import Comparison
-from sidecar.models.wording import describe_counts
+from sidecar.ids import MemoryKeys
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.receipts import Accepted, Reason
 from sidecar.store.manifest import Manifest
 from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
 
-MOST_READ = 256 << 20
-"""If more bytes have to be read to tell what changed, a review is asked for without it."""
-MOST_LINES = 20
-LONGEST_TITLE = 120
-SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 GREW = "It grew out of {snapshot}, which {by} declined{why}."
-WAITS = "It waits for a review"
 UNREADABLE = "What was decided in reviews cannot be read, so this waits for one: {problem}"
 
 
@@ -55,17 +44,16 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     waits = run.engine.review.covers(run.request.memory) or bool(problem) or _grew_from_pending(checked, reviews, line)
     if not checks and not waits:
         return verdict
-    candidate = await read_candidate(run, checked, manifest, await find_replaced_head(run, checked.base))
-    changes = None
-    if checks:
-        run.engine.progress.step("checking")
-        before, after = await candidate.stage(candidate.list_compared() | candidate.list_files())
-        changes = await run_in_thread(describe, manifest.memory, _name_sides(candidate), before, after, False)
-        if failed := await run_checks(checks, after, changes):
-            return _hold(verdict, failed)
+    if kept and waits and run.state.head is not None and run.state.head.was_head(manifest.snapshot):
+        return replace(verdict, moves=False, accepted=None)  # an earlier head: ``rollback`` goes back to it
+    from sidecar.engine.exports.candidate import examine_candidate  # late: most exports meet neither
+
+    head = await find_replaced_head(run, checked.base)
+    failed, told = await examine_candidate(run, checked, (manifest, head), checks)
+    if failed is not None:
+        return _hold(verdict, failed)
     if not waits:
         return verdict
-    told = _tell(changes) if changes is not None else await _describe(candidate)
     if verdict.accepted is not None:
         told = f"{told}\n{_tell_objections(verdict.accepted)}"
     if problem:
@@ -93,8 +81,11 @@ def _hold(verdict: Verdict, reason: Reason) -> Verdict:
 
 
 async def _read_reviews(run: ExportRun) -> tuple[Reviews, str]:
-    """Return the reviews, and a warning if they cannot be read."""
+    """Return the reviews, and a warning if they cannot be read. Where the listing has none, the first decision since then
+    writes the head again, and this export loses the swap."""
     store, memory = run.engine.repository.store, run.request.memory
+    if MemoryKeys.of(memory).reviews not in run.survey.sizes:
+        return Reviews(), ""
     try:
         return (await read_reviews(store, memory))[0], ""
     except SnapshotDamaged as damage:
@@ -129,37 +120,5 @@ def _explain_decline(declined: str, manifest: Manifest, reviews: Reviews) -> str
     return GREW.format(snapshot=declined, by=by, why=why)
 
 
-def _name_sides(candidate: Candidate) -> tuple[str, str]:
-    return candidate.earlier.snapshot if candidate.earlier else "", candidate.manifest.snapshot
-
-
-async def _describe(candidate: Candidate) -> str:
-    """Return what a snapshot changes, for the person who reviews it. It never fails an export."""
-    paths = candidate.list_compared()
-    if candidate.measure(paths) > MOST_READ:
-        return f"{WAITS}. It is too large to say here what it changes: `diff` does."
-    try:
-        before, after = await candidate.stage(paths)
-        sides = _name_sides(candidate)
-        return _tell(await run_in_thread(describe, candidate.manifest.memory, sides, before, after, False))
-    except (SnapshotDamaged, StoreError, UntrustedSandbox) as problem:
-        return f"{WAITS}. What it changes could not be read: {make_printable(problem.message)}"
-
-
-def _tell(changes: Comparison) -> str:
-    """Return what a snapshot changes: a sentence with counts, then a few lines, escaped."""
-    lines = [f"{SIGNS[row.change]} {row.kind}: {_shorten(row.title)}" for row in changes.records]
-    lines += [f"{SIGNS[file.change]} file: {_shorten(file.path)}" for file in changes.files]
-    more = changes.more + len(lines) - MOST_LINES
-    rest = [f"and {more:,} more"] if more > 0 else []
-    counts = describe_counts(changes.counts) if changes.counts else f"files alone ({len(changes.files):,})"
-    return "\n".join([f"{WAITS}: {counts}.", *lines[:MOST_LINES], *rest])
-
-
 def _tell_objections(accepted: Accepted) -> str:
     return "\n".join(f"! {reason.message} [{reason.code}]" for reason in accepted.reasons)
-
-
-def _shorten(text: str) -> str:
-    text = make_printable(text)
-    return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1]}…"

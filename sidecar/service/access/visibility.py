@@ -31,7 +31,18 @@ SHOWN_DETAILS = frozenset(
     {
         *("operation", "conversation", "snapshot", "files", "bytes", "packed_bytes", "seconds", "saved", "kept"),
         *("read_only", "unsaved_seconds", "last_saved", "snapshots", "objects", "generation", "state", "by", "verb"),
-        *("reasons", "refusals", "since", "replaced", "pinned", "records", "written", "removed", "set_aside"),
+        *(
+            "reasons",
+            "refusals",
+            "since",
+            "replaced",
+            "pinned",
+            "included",
+            "records",
+            "written",
+            "removed",
+            "set_aside",
+        ),
     }
 )
 """The details of events that name no memory and hold no words."""

@@ -182,7 +182,7 @@ async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
 @needs(Verb.CHANGE)
 async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
-    """Make a snapshot the head that waits for a review, was rejected or has diverged; the one it replaces is pinned."""
+    """Make a snapshot the head that waits for a review, was rejected or has diverged. Nothing is removed."""
     caller = get_caller(request)
     word = Word(by=caller.name, because=body.because)
     done = await get_sidecar(request).accept(memory, body.snapshot, word)
