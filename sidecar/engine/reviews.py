@@ -69,7 +69,7 @@ async def accept(repository: Repository, memory: str, wanted: str = "", word: Wo
         raise SnapshotDamaged(f"{manifest.snapshot} was found damaged; the head of {memory} did not move.")
     await repository.store.prepare()
     await hold_packs(repository.store, manifest)
-    line = await _list_pending_line(repository, manifest, reviews)
+    line = await _list_pending_line(repository, manifest, reviews, head)
     reason, waited = _explain_standing(manifest, state, reviews), reviews.is_pending(manifest)
     follows = waited and await _grew_cleanly(repository, manifest, head, reviews)
     await _write_acceptance(repository, manifest, line, word, survey.snapshots)
@@ -186,12 +186,16 @@ async def _move_head(repository: Repository, state: HeadState, manifest: Manifes
     return pinned
 
 
-async def _list_pending_line(repository: Repository, manifest: Manifest, reviews: Reviews) -> list[str]:
+async def _list_pending_line(
+    repository: Repository, manifest: Manifest, reviews: Reviews, head: Head | None
+) -> list[str]:
     """Return the snapshots that wait and that this one grew out of, newest first."""
     line: list[str] = []
     while manifest.parent and manifest.parent not in line and len(line) < MOST_INCLUDED:
         found = (await repository.manifests(manifest.memory, [manifest.parent])).get(manifest.parent)
         if not isinstance(found, Manifest) or not reviews.is_pending(found):
+            break
+        if head is not None and head.was_head(found.snapshot):  # its row is gone
             break
         line.append(found.snapshot)
         manifest = found
@@ -234,7 +238,7 @@ async def _find_newest(repository: Repository, memory: str, head: Head | None, r
 
 async def _grew_cleanly(repository: Repository, manifest: Manifest, head: Head | None, reviews: Reviews) -> bool:
     """Whether a snapshot that waits grew out of the present head, and out of nothing that was declined."""
-    memory, line = manifest.memory, await _list_pending_line(repository, manifest, reviews)
+    memory, line = manifest.memory, await _list_pending_line(repository, manifest, reviews, head)
     last = manifest if not line else (await repository.manifests(memory, [line[-1]])).get(line[-1])
     if not isinstance(last, Manifest) or last.parent in reviews.declined:
         return False

@@ -205,12 +205,12 @@ def _build_rows(
     memory: str, survey: Survey, state: HeadState, manifests: Manifests, reviews: Reviews
 ) -> list[SnapshotFacts]:
     """Return the facts that the rules use; for a manifest that was not read, only what the listing and the head say."""
-    rows, keys = [], MemoryKeys.of(memory)
+    rows, keys, accepted = [], MemoryKeys.of(memory), reviews.accepted
     for snapshot in survey.snapshots:
         manifest = manifests.get(snapshot)
         whole = manifest if isinstance(manifest, Manifest) else None
         ordinary = (state.head is not None and state.head.was_head(snapshot)) or (
-            _is_beyond_history(snapshot, state) and not (whole and not whole.is_eligible)
+            _is_beyond_history(snapshot, state) and (not whole or whole.is_eligible or snapshot in accepted)
         )
         rows.append(
             SnapshotFacts(
@@ -221,7 +221,8 @@ def _build_rows(
                 is_head=snapshot == state.snapshot,
                 beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
                 problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
-                pending=reviews.is_pending(whole) if whole else reviews.get_decision(snapshot) == PENDING,
+                pending=not ordinary
+                and (reviews.is_pending(whole) if whole else reviews.get_decision(snapshot) == PENDING),
                 bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
                 packs={pack.id: sum(pack.in_store) for pack in whole.packs} if whole else {},
             )
