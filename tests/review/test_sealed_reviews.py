@@ -38,7 +38,14 @@ class Scene:
         return str(ran.document["snapshot"])
 
 
-@pytest.mark.parametrize("given", [ENCRYPTED, SIGNED, BOTH], ids=["encrypted", "signed", "both"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(ENCRYPTED, id="encrypted", marks=pytest.mark.slow),
+        pytest.param(SIGNED, id="signed", marks=pytest.mark.slow),
+        pytest.param(BOTH, id="both"),
+    ],
+)
 def test_a_review_works_in_a_sealed_store(given: GivenKeys, tmp_path: Path) -> None:
     scene = Scene(tmp_path, given)
     first = scene.pending()
