@@ -52,6 +52,7 @@ def test_an_answer_requires_what_is_always_sent_and_a_request_only_what_has_no_d
         "ForkBody": ["memory"],
         "RollbackBody": ["snapshot"],
         "AcceptBody": [],
+        "DeclineBody": [],
         "ForgetBody": [],
     }
     fields = [field for schema in SCHEMAS.values() for field in schema.get("properties", {}).values()]
