@@ -50,6 +50,8 @@ from sidecar.models.answers import (
 from sidecar.models.records import (
     Blame,
     BlamedRecord,
+    Brief,
+    BriefItem,
     Comparison,
     FileChange,
     HistoryEntry,
@@ -57,8 +59,9 @@ from sidecar.models.records import (
     RecordChange,
     RecordRow,
     Records,
+    SkippedItem,
 )
-from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreBrief, RestoreOutcome, RestoreReceipt
 
 __all__ = [
     "Acceptance",
@@ -68,6 +71,8 @@ __all__ = [
     "Attachment",
     "Blame",
     "BlamedRecord",
+    "Brief",
+    "BriefItem",
     "Change",
     "Client",
     "Comparison",
@@ -98,6 +103,7 @@ __all__ = [
     "RecordChange",
     "RecordRow",
     "Records",
+    "RestoreBrief",
     "RestoreOutcome",
     "RestoreReceipt",
     "Retries",
@@ -105,6 +111,7 @@ __all__ = [
     "SidecarError",
     "SidecarProblem",
     "Size",
+    "SkippedItem",
     "Snapshot",
     "SnapshotContents",
     "UnexpectedAnswer",
