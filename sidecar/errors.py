@@ -4,6 +4,8 @@
     ├── UsageError                 exit 2   what was asked for makes no sense
     │   ├── BadMemoryId · BadReference · BadConfig · UnknownLayout · UnknownReason
     │   ├── NothingToAccept        that snapshot does not stand beside the head
+    │   ├── AlreadyDecided         somebody has accepted or declined that snapshot before
+    │   ├── NotReviewed            that snapshot waits for a review, or was declined
     │   └── NoIndex · DriverMissing
     ├── StoreError                 exit 1
     │   ├── StoreUnreachable       (a retry can help)
@@ -139,6 +141,23 @@ class NothingToAccept(UsageError):
 
     code = "nothing-to-accept"
     default_hint = "`memory-sidecar log MEMORY` shows which snapshots were rejected, or have diverged."
+
+
+class AlreadyDecided(UsageError):
+    """Somebody has accepted or declined the snapshot before."""
+
+    code = "already-decided"
+    default_hint = (
+        "A decision stays. What was declined can be downloaded and imported again, to be looked at once more; what was"
+        " accepted can be rolled back."
+    )
+
+
+class NotReviewed(UsageError):
+    """The snapshot waits for a review, or was declined: it cannot be rolled back to or forked."""
+
+    code = "not-reviewed"
+    default_hint = "`memory-sidecar accept MEMORY SNAPSHOT` makes one that waits the head."
 
 
 class NoIndex(UsageError):

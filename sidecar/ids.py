@@ -180,6 +180,11 @@ class MemoryKeys:
         return f"{self.prefix}refusals.json"
 
     @property
+    def reviews(self) -> str:
+        """The object that says which snapshots wait for a review, and what was decided about others."""
+        return f"{self.prefix}reviews.json"
+
+    @property
     def heads(self) -> str:
         return f"{self.prefix}heads/"
 

@@ -15,6 +15,7 @@ class ExportOutcome(StrEnum):
     UNCHANGED = "unchanged"
     DIVERGED = "diverged"
     REJECTED = "rejected"
+    PENDING = "pending"
 
 
 class RestoreOutcome(StrEnum):
@@ -98,6 +99,12 @@ class Reason:
 
     code: str
     message: str
+    """Its first line is a sentence. Further lines hold parts of the memory, or what a check printed of it."""
+
+    @property
+    def headline(self) -> str:
+        """The sentence, without anything that is in the memory."""
+        return self.message.partition("\n")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,8 @@ EXAMPLES = {
     "brief": ["brief conductor", "brief conductor conversation:c7 --tokens 4000 --markdown"],
     "fork": ["fork conductor experiment"],
     "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
-    "accept": ["accept conductor"],
+    "accept": ["accept conductor", 'accept conductor 20261116T0830 --because "read it with Kim"'],
+    "decline": ['decline conductor --because "it contradicts the handbook"'],
     "verify": ["verify", "verify conductor --drill"],
     "forget": ["forget --dry-run", "forget conductor --keep-last 20 --daily 14"],
     "pin": ["pin conductor 20261116T083030845Z-318faecc"],
@@ -375,15 +376,18 @@ def _add_changing_commands(command: Any) -> None:
     rollback = command("rollback", "Make another snapshot the head.")
     rollback.add_argument("memory", metavar="MEMORY")
     rollback.add_argument("snapshot", metavar="SNAPSHOT")
-    accept = command("accept", "Make a snapshot the head that a guard rejected, or that has diverged.")
-    accept.add_argument("memory", metavar="MEMORY")
-    accept.add_argument(
-        "snapshot",
-        nargs="?",
-        default="",
-        metavar="SNAPSHOT",
-        help="default: the newest rejected since the head was made",
-    )
+    for name, summary, default in (
+        (
+            "accept",
+            "Make a snapshot the head that waits for a review, was rejected or has diverged.",
+            "the newest that waits, with those before it; else the newest rejected since the head was made",
+        ),
+        ("decline", "Keep a snapshot from ever becoming the head.", "the newest that waits for a review"),
+    ):
+        decision = command(name, summary)
+        decision.add_argument("memory", metavar="MEMORY")
+        decision.add_argument("snapshot", nargs="?", default="", metavar="SNAPSHOT", help=f"default: {default}")
+        decision.add_argument("--because", default="", metavar="WORDS", help="why; kept, and shown by log and show")
     _add_retention_commands(command)
     rekey = command("rekey", "Seal and sign everything anew, for the keys that are set now.")
     rekey.add_argument("memory", nargs="?", metavar="MEMORY", help="default: all, and what is beside them")

@@ -31,7 +31,10 @@ MARGIN = 300.0
 """By how many seconds the clocks of a store and of its writers may differ."""
 
 CHANGING = frozenset(
-    {"export", "restore", "import", "fork", "rollback", "accept", "forget", "pin", "unpin", "rekey", "delete"}
+    {
+        *("export", "restore", "import", "fork", "rollback", "accept", "decline", "forget", "pin", "unpin", "rekey"),
+        "delete",
+    }
 )
 READING = frozenset(
     {

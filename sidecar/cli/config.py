@@ -30,6 +30,7 @@ from sidecar.host.sections import list_settable, name_variable
 from sidecar.host.text import format_count
 from sidecar.host.values import dataclass
 from sidecar.layouts import load_built_in
+from sidecar.policy.review import ExportCheck
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
@@ -62,6 +63,7 @@ def run_config(args: argparse.Namespace) -> Result:
         "webhooks": [asdict(hook) for hook in config.webhooks],
         "start": [asdict(table) for table in config.start],
         "watch": [asdict(table) for table in config.watch],
+        "checks": [asdict(check) for check in config.checks],
         "layouts": sorted(config.layouts),
         "encrypts": found.keys.encrypts,
         "signs": found.keys.signs,
@@ -163,6 +165,7 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
             repository=repository or open_repository(SOME_STORE, GivenKeys()),
             open_sandbox=open_sandbox,
             limits=config.limits,
+            checks=config.checks,
         ),
         config.service,
         trying=True,
@@ -217,6 +220,7 @@ def _list_changes(config: Config) -> list[tuple[str, Any, Any]]:
     rows.append(("webhooks", [hook.url.partition("?")[0] for hook in config.webhooks], []))
     rows.append(("start", [f"{table.memory} on {table.on}" for table in config.start], []))
     rows.append(("watch", [f"{table.provider}: {', '.join(table.memories)}" for table in config.watch], []))
+    rows.append(("checks", [check.title for check in config.checks], []))
     known = load_built_in()
     rows.append(("layouts", [name for name in config.layouts if config.layouts[name] != known.get(name)], []))
     return [row for row in rows if row[1] != row[2]]
@@ -265,6 +269,17 @@ def render_options_page() -> str:
     lines += ["", "## [[watch]]", "", "Sandboxes that name their memory: see [conductor](conductor.md#watch).", ""]
     lines += ["| option | default | |", "|---|---|---|"]
     lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Watch)]
+    lines += [
+        "",
+        "## [[checks]]",
+        "",
+        "Commands that look at a snapshot before it becomes the head: see [review](review.md#checks).",
+        "",
+    ]
+    lines += ["| option | default | |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(ExportCheck)
+    ]
     lines += [
         "",
         "## [layouts.NAME]",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
-from sidecar.cli.result import Line, Result, Table, describe_counts, format_size, format_time, write_kind
+from sidecar.cli.result import Line, Result, Table, format_size, format_time
 from sidecar.engine import Engine, ExportRequest
 from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
@@ -27,6 +27,7 @@ from sidecar.host.text import make_printable
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.answers import Difference
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
+from sidecar.models.wording import describe_counts, write_kind
 from sidecar.records.briefs.page import MARKDOWN, TEXT
 
 Words = list[str | Table]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from sidecar.errors import UsageError
 from sidecar.host.text import parse_duration
 from sidecar.host.values import dataclass
-
-if TYPE_CHECKING:
-    from sidecar.models.answers import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +69,6 @@ def parse_moment(text: str, option: str) -> datetime:
 def format_time(iso: str) -> str:
     """Format a time for people, to the second, in UTC."""
     return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def describe_counts(counts: Mapping[str, Counts] | None) -> str:
-    """Return what changed in a few words: "+7 observations, 1 decision changed". "unknown" if it is not known."""
-    if counts is None:
-        return "unknown"
-    parts = []
-    for kind, count in counts.items():
-        for sign, number, after in (("+", count.added, ""), ("", count.changed, " changed"), ("-", count.removed, "")):
-            if number:
-                parts.append(f"{sign}{number:,} {write_kind(kind, number)}{after}")
-    return ", ".join(parts) or "nothing that it says"
-
-
-def write_kind(kind: str, count: int) -> str:
-    """Return the word for a kind of record, in the plural if there is more than one."""
-    plurals = {"summary": "summaries", "criterion": "criteria", "entity": "entities", "work": "works"}
-    return kind if count == 1 else plurals.get(kind, f"{kind}s")
 
 
 Say = Callable[[str], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, describe_counts, format_size, format_time
+from sidecar.cli.result import Result, Table, format_size, format_time
 from sidecar.engine import Engine
 from sidecar.engine.queries import (
     build_not_found_error,
@@ -16,7 +16,8 @@ from sidecar.engine.queries import (
 from sidecar.errors import UsageError
 from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id, escape_id
-from sidecar.models.answers import Deleted, Entry, Snapshot
+from sidecar.models.answers import Deleted, Entry, Review, Snapshot
+from sidecar.models.wording import describe_counts
 from sidecar.store.manifest import count_scrubbed, describe_trimmed
 
 
@@ -30,7 +31,7 @@ async def run_list(engine: Engine, args: argparse.Namespace) -> Result:
                 escape_id(row.memory),
                 row.head or ("damaged" if row.problem else "none"),
                 format_time(row.created) if row.created else "",
-                str(row.snapshots),
+                f"{row.snapshots} ({row.pending} pending)" if row.pending else str(row.snapshots),
                 f"{row.files:,}",
                 format_size(row.bytes),
                 format_size(row.stored_bytes),
@@ -92,8 +93,17 @@ def _describe_pin(row: Snapshot) -> str:
 
 
 def _describe_objection(row: Snapshot) -> str:
-    """Return why a snapshot was rejected; empty for one that became the head anyway."""
-    return row.rejected if row.standing == "rejected" else ""
+    """Return why a snapshot was rejected, or what was decided about it; empty for one that became the head anyway."""
+    if row.review is not None:
+        return _describe_review(row.review)
+    told = {"rejected": row.rejected, "pending": row.pending}.get(row.standing, "")
+    return told.partition("\n")[0]
+
+
+def _describe_review(review: Review) -> str:
+    by = f" by {review.by}" if review.by else ""
+    why = f": {review.because}" if review.because else ""
+    return f"{review.decision}{f' with {review.within}' if review.within else ''}{by}{why}"
 
 
 def _describe_scrubbed(row: Snapshot) -> str:
@@ -115,7 +125,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
             if value
         ),
         *([f"Damaged: {contents.row.problem}"] if contents.row.problem else []),
-        *([f"Rejected: {objection}"] if (objection := _describe_objection(contents.row)) else []),
+        *_describe_standing_fully(contents.row),
         *([f"Pinned because {contents.row.pinned_because}"] if contents.row.pinned_because else []),
         *([trimmed] if (trimmed := describe_trimmed(manifest)) else []),
         *([scrubbed] if (scrubbed := count_scrubbed(manifest).words) else []),
@@ -128,9 +138,24 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
         ),
     ]
     entries = [asdict(row) for row in contents.entries]
-    own = ("standing", "problem", "pinned", "pinned_because")
+    own = ("standing", "problem", "pinned", "pinned_because", "pending")
     standing = {name: getattr(contents.row, name) for name in own}
+    standing["review"] = asdict(contents.row.review) if contents.row.review else None
     return Result({**asdict(manifest), **standing, "entries": entries}, words)
+
+
+def _describe_standing_fully(row: Snapshot) -> list[str]:
+    """Return the lines about a review, and why a snapshot was rejected or waits."""
+    words = []
+    if row.review is not None:
+        when = f" at {format_time(row.review.at)} UTC" if row.review.at else ""
+        words = [f"Review: {_describe_review(row.review)}{when}"]
+    elif row.standing == "rejected":
+        words = [f"Rejected: {row.rejected.partition(chr(10))[0]}"]
+        words += [f"    {line}" for line in row.rejected.split("\n")[1:]]
+    if row.pending:
+        words += [row.pending.partition("\n")[0], *(f"    {line}" for line in row.pending.split("\n")[1:])]
+    return words
 
 
 def _format_path(row: Entry) -> str:
@@ -157,17 +182,37 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_accept(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``accept``."""
-    from sidecar.engine.heads import accept
+    from sidecar.cli.audit import find_user_name
+    from sidecar.engine.reviews import Word, accept
 
-    done = await accept(engine.repository, args.memory, args.snapshot)
+    word = Word(by=find_user_name(), because=args.because)
+    done = await accept(engine.repository, args.memory, args.snapshot, word)
     replaced = f"It replaces {done.previous}" if done.previous else "There was no head that could be read"
     kept = ", which is pinned" if done.pinned else ""
     return Result(
         asdict(done),
         [
             f"{done.memory}: the head is {done.head} now, which was {done.standing}. {replaced}{kept}. Nothing was removed.",
-            f"Accepted: {done.reason.message} [{done.reason.code}]",
+            f"Accepted: {done.reason.headline} [{done.reason.code}]",
+            *([f"With it: {', '.join(done.included)}"] if done.included else []),
             *([f"To go back: memory-sidecar rollback {done.memory} {done.previous}"] if done.previous else []),
+        ],
+    )
+
+
+async def run_decline(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``decline``."""
+    from sidecar.cli.audit import find_user_name
+    from sidecar.engine.reviews import Word, decline
+
+    word = Word(by=find_user_name(), because=args.because)
+    done = await decline(engine.repository, args.memory, args.snapshot, word)
+    return Result(
+        asdict(done),
+        [
+            f"{done.memory}: {done.snapshot} is declined. The head is {done.head or 'not there yet'}, as before. Nothing was"
+            " removed.",
+            "What grows out of it is rejected. A restore of latest sets the sandbox that it is from back to the head.",
         ],
     )
 

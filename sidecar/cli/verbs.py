@@ -15,7 +15,7 @@ from sidecar.host.text import format_count
 from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 
-EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3}
+EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3, ExportOutcome.PENDING: 3}
 RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
 MOST_SHOWN = 20
 
@@ -135,10 +135,13 @@ def build_export_result(receipt: ExportReceipt) -> Result:
         ExportOutcome.UNCHANGED: f"{name}: unchanged since {receipt.snapshot}; {contents}; nothing added.",
         ExportOutcome.DIVERGED: f"{name}: diverged. {kept}, {beside}.",
         ExportOutcome.REJECTED: f"{name}: rejected. {kept}; {still}.",
+        ExportOutcome.PENDING: f"{name}: pending. {kept}; {still} until somebody accepts it.",
     }[receipt.outcome]
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
         words.append(f"To make it the head: memory-sidecar accept {receipt.memory} {receipt.snapshot}")
+        if receipt.outcome is ExportOutcome.PENDING:
+            words.append(f"To keep it from that: memory-sidecar decline {receipt.memory} {receipt.snapshot}")
     if receipt.reason is not None and receipt.reason.code in REASONS:
         words.append(f"To let this be next time: --allow {receipt.reason.code}")
     words += _describe_dropped(receipt) + _describe_findings(receipt)
@@ -214,7 +217,8 @@ def _describe_receipt(receipt: ExportReceipt | RestoreReceipt) -> list[str | Tab
     if receipt.home:
         words.append(f"In the home {receipt.home}{f', as {receipt.user}' if receipt.user else ''}.")
     if receipt.reason is not None:
-        words.append(f"Why: {receipt.reason.message} [{receipt.reason.code}]")
+        words.append(f"Why: {receipt.reason.headline} [{receipt.reason.code}]")
+        words += [f"    {line}" for line in receipt.reason.message.split("\n")[1:]]
     words += [f"Warning: {warning}" for warning in receipt.warnings]
     words += [f"Database {row.path}: {row.method}, check {row.check}" for row in receipt.databases]
     if receipt.skipped:

@@ -32,6 +32,7 @@ from sidecar.models.answers import (
     Acceptance,
     Attached,
     Attachment,
+    Declined,
     Deleted,
     Forgotten,
     Forked,
@@ -51,6 +52,7 @@ from sidecar.models.requests import (
     AcceptBody,
     AttachBody,
     BriefBody,
+    DeclineBody,
     ExportBody,
     ForgetBody,
     ForkBody,
@@ -342,15 +344,26 @@ class Calls(Generic[C]):
         )
 
     @sent
-    def accept(self, memory: str, snapshot: str = "") -> Call[Acceptance]:
-        """Make a snapshot the head that a guard rejected, or that has diverged; by default, the newest that was rejected
-        since the head was made. The one that it replaces is pinned."""
+    def accept(self, memory: str, snapshot: str = "", *, because: str = "") -> Call[Acceptance]:
+        """Make a snapshot the head that waits for a review, was rejected or has diverged; by default, the newest that
+        waits, else the newest that was rejected since the head was made. Nothing is removed."""
         return Call(
             method="POST",
             path=build_path(memory, "acceptances"),
-            body=AcceptBody(snapshot=snapshot),
+            body=AcceptBody(snapshot=snapshot, because=because),
             read=read_whole(Acceptance),
             repeatable=False,  # between two attempts, an export may have become the head
+        )
+
+    @sent
+    def decline(self, memory: str, snapshot: str = "", *, because: str = "") -> Call[Declined]:
+        """Keep a snapshot from ever becoming the head; by default, the newest that waits for a review."""
+        return Call(
+            method="POST",
+            path=build_path(memory, "declines"),
+            body=DeclineBody(snapshot=snapshot, because=because),
+            read=read_whole(Declined),
+            repeatable=False,  # between two attempts, another may have come to wait
         )
 
     @sent

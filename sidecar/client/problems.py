@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import msgspec
 
 from sidecar.errors import SidecarError
 from sidecar.models.answers import Problem
-from sidecar.receipts import ExportReceipt, RestoreReceipt
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreReceipt
 
 PASSING = frozenset({429, 502, 503, 504, *range(520, 525)})
 """Status codes of a service that is busy or restarting, or of a gateway in front of one that does not answer."""
@@ -97,16 +97,23 @@ class NotSaved(SidecarError):
         " where one guard objects, allow=[its code]."
     )
 
+    waits_hint: ClassVar[str] = (
+        "`memory-sidecar accept`, or accept() here, makes it the head; the next exports wait with it until then."
+    )
+
     def __init__(self, receipt: ExportReceipt) -> None:
         kept = f"Snapshot {receipt.snapshot} is kept" if receipt.snapshot else "Nothing was kept"
+        self.waits = receipt.outcome is ExportOutcome.PENDING
+        """It is kept, and becomes the head once somebody accepts it."""
         super().__init__(
             f"The head of {receipt.memory} did not move: the export was {receipt.outcome}. {_describe_reason(receipt)} {kept}.",
+            hint=self.waits_hint if self.waits else "",
         )
         self.receipt = receipt
 
 
 def _describe_reason(receipt: ExportReceipt | RestoreReceipt) -> str:
-    return receipt.reason.message if receipt.reason else "No reason was given."
+    return receipt.reason.headline if receipt.reason else "No reason was given."
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from sidecar.layouts.custom import check_layout_patterns, read_custom_layouts
 from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention, RetentionRules
+from sidecar.policy.review import ExportCheck, Review, check_distinct, check_export_check, check_review
 from sidecar.policy.validation import apply_required, check_guards, check_limits, check_privacy, check_retention
 from sidecar.search.settings import Postgres, Search, check_postgres, check_search
 from sidecar.service.settings import (
@@ -76,6 +77,8 @@ class Config:
     webhooks: list[Webhook] = field(default_factory=list)
     start: list[Start] = field(default_factory=list)
     watch: list[Watch] = field(default_factory=list)
+    review: Review = Review()
+    checks: list[ExportCheck] = field(default_factory=list)
     layouts: Mapping[str, Layout] = field(default_factory=load_built_in)
 
 
@@ -91,6 +94,7 @@ SECTIONS: dict[str, type[Any]] = {
     "privacy": Privacy,
     "timing": Timing,
     "retention": Retention,
+    "review": Review,
     "restore": RestoreSettings,
     "service": Service,
     "adopt": Adopt,
@@ -192,6 +196,8 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         webhooks=_build_webhooks(table.get("webhooks", [])),
         start=_build_starts(table.get("start", [])),
         watch=_build_watches(table.get("watch", [])),
+        review=check_review(read_section(table, "review", Review)),
+        checks=_build_checks(table.get("checks", [])),
         layouts=apply_required(layouts, guards),
     )
 
@@ -241,6 +247,21 @@ def _build_starts(rows: Any) -> list[Start]:
 
 def _build_watches(rows: Any) -> list[Watch]:
     return [check_watch(table, at) for at, table in _read_tables(rows, "watch", Watch)]
+
+
+def _build_checks(rows: Any) -> list[ExportCheck]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadConfig("checks must be written as [[checks]].", at=("checks",))
+    checks = []
+    for place, row in enumerate(rows):
+        at = ("checks", place)
+        check_known(row, [entry.name for entry in fields(ExportCheck)], at)
+        if "command" not in row:
+            hint = 'Write command = ["/usr/local/bin/check-memory"].'
+            raise BadConfig("A check needs a command.", hint=hint, at=at)
+        checks.append(check_export_check(convert(row, ExportCheck, at), at))
+    check_distinct(checks)
+    return checks
 
 
 def _read_text(file: str) -> str:

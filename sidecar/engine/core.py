@@ -22,6 +22,7 @@ from sidecar.policy.limits import Guards, Limits
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import Retention
+from sidecar.policy.review import ExportCheck, Review
 from sidecar.ports import AllowedPaths, CommandResult, Sandbox, SandboxProvider, SandboxStatus, Store
 from sidecar.store.repository import Repository
 
@@ -145,6 +146,10 @@ class Engine:
     timing: Timing = Timing()
     retention: Retention = Retention()
     restoring: RestoreSettings = RestoreSettings()
+    review: Review = Review()
+    """Which memories a person looks at before they change."""
+    checks: Sequence[ExportCheck] = ()
+    """Commands that look at a snapshot before it becomes the head."""
     set_aside_bytes: int = 2 << 30
     """How many bytes of files that came with a sandbox, and that restores replaced, are kept there at most."""
     inline_bytes: int = 1 << 20

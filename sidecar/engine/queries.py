@@ -14,13 +14,26 @@ from sidecar.host.files import open_spool
 from sidecar.host.values import dataclass
 from sidecar.host.work import gather_few
 from sidecar.ids import ROOT, build_memory_key, check_memory_id, is_snapshot_id
-from sidecar.models.answers import Change, Counts, Difference, Entry, Memories, Memory, Size, Snapshot, Snapshots
+from sidecar.models.answers import (
+    Change,
+    Counts,
+    Difference,
+    Entry,
+    Memories,
+    Memory,
+    Review,
+    Size,
+    Snapshot,
+    Snapshots,
+)
+from sidecar.policy.review import PENDING
 from sidecar.ports import ObjectInfo
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.folders import read_id
 from sidecar.store.manifest import Head, Manifest, check_sizes
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
 from sidecar.store.repository import PARALLEL_READS, HeadState, Repository, Survey
+from sidecar.store.reviews import ReviewRow, Reviews, read_reviews_or_none
 from sidecar.store.selectors import resolve_snapshot
 
 LOG = logging.getLogger("sidecar")
@@ -127,30 +140,34 @@ async def _read_folder(
         return None
     if state is None:
         state = await repository.head(memory)
-    ids = [key for key in snapshots if is_snapshot_id(key[len(prefix) + len("snapshots/") :].removesuffix(".json"))]
-    return _build_row(memory, state, len(ids), sum(info.size for info in infos))
+    names = (key[len(prefix) + len("snapshots/") :].removesuffix(".json") for key in snapshots)
+    ids = [name for name in names if is_snapshot_id(name)]
+    reviews = await read_reviews_or_none(repository.store, memory, [info.key for info in infos])
+    return _build_row(memory, state, ids, sum(info.size for info in infos), reviews)
 
 
 async def describe_memory(repository: Repository, memory: str) -> Memory:
     """Return the row of one memory. Raise ``MemoryNotFound``."""
     state = await repository.head(check_memory_id(memory))
     survey = await repository.survey(memory)
-    row = _build_row(memory, state, len(survey.snapshots), sum(survey.sizes.values()))
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
+    row = _build_row(memory, state, survey.snapshots, sum(survey.sizes.values()), reviews)
     if not row.snapshots and row.head is None:
         raise build_not_found_error(repository, memory)
     return row
 
 
-def _build_row(memory: str, state: HeadState, snapshots: int, size: int) -> Memory:
+def _build_row(memory: str, state: HeadState, snapshots: Collection[str], size: int, reviews: Reviews) -> Memory:
     return Memory(
         memory=memory,
         head=state.snapshot or None,
-        snapshots=snapshots,
+        snapshots=len(snapshots),
         created=state.head.created if state.head else None,
         files=state.head.files if state.head else 0,
         bytes=state.head.bytes if state.head else 0,
         stored_bytes=size,
         problem=state.problem,
+        pending=len(set(reviews.pending).intersection(snapshots)),
     )
 
 
@@ -180,7 +197,7 @@ async def list_snapshots(repository: Repository, memory: str, *, limit: int = 0,
     return Snapshots(
         memory=memory,
         head=standings.state.snapshot or None,
-        problem=standings.state.trouble(standings.manifests),
+        problem=standings.state.trouble(standings.manifests, standings.reviews.accepted),
         snapshots=[standings.row(name) for name in shown if not after or name < after],
         next=page[-1] if len(page) < len(ids) else None,
     )
@@ -198,6 +215,7 @@ class _Standings:
     """The problems of the snapshots that are known to be damaged."""
     pinned: Collection[str]
     automatic: Mapping[str, AutomaticPin]
+    reviews: Reviews
 
     def row(self, snapshot: str) -> Snapshot:
         manifest, pin = self.manifests[snapshot], self.automatic.get(snapshot)
@@ -219,6 +237,8 @@ class _Standings:
             sandbox=manifest.sandbox,
             origin=manifest.origin,
             rejected=manifest.rejected,
+            pending=self.reviews.find_reason(manifest),
+            review=_build_review(self.reviews.rows.get(snapshot)),
             problem=self.damaged.get(snapshot, ""),
             files=manifest.files,
             bytes=manifest.bytes,
@@ -236,7 +256,16 @@ class _Standings:
             return "head"
         if self.head is not None and self.head.was_head(manifest.snapshot):
             return "earlier head"
+        decided = self.reviews.get_decision(manifest.snapshot)
+        if decided or manifest.pending:
+            return decided or PENDING
         return "rejected" if manifest.rejected else "diverged"
+
+
+def _build_review(row: ReviewRow | None) -> Review | None:
+    if row is None or row.decision == PENDING:
+        return None
+    return Review(decision=row.decision, by=row.by, at=row.at, because=row.because, within=row.within)
 
 
 def _read_changes(manifest: Manifest) -> dict[str, Counts] | None:
@@ -262,7 +291,8 @@ async def _read_standings(repository: Repository, memory: str, ids: Collection[s
     damaged |= {name: f"{why} `memory-sidecar verify {memory}` looks again." for name, why in noted.items()}
     head = state.head or (await repository.rebuild_head(memory) if ids else None)
     automatic = await list_automatic_pins(repository, memory) if survey.pinned else {}
-    return _Standings(state, head, manifests, damaged, survey.pinned, automatic)
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
+    return _Standings(state, head, manifests, damaged, survey.pinned, automatic, reviews)
 
 
 def _find_cut_short(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> dict[str, str]:

@@ -11,7 +11,9 @@ from sidecar.host.values import dataclass
 from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
 from sidecar.schema import OneOf
 
-Standing = Annotated[str, OneOf("head", "earlier head", "diverged", "rejected", "damaged")]
+Standing = Annotated[
+    str, OneOf("head", "earlier head", "diverged", "rejected", "pending", "accepted", "declined", "damaged")
+]
 EntryType = Annotated[str, OneOf("file", "dir", "link")]
 AttachmentState = Annotated[str, OneOf("open", "idle", "lost", "ended")]
 OperationState = Annotated[str, OneOf("queued", "running", "done", "failed")]
@@ -55,6 +57,8 @@ class Memory:
     """What all its snapshots need in the store together."""
     problem: str = ""
     """What is wrong with the head, if it cannot be read."""
+    pending: int = 0
+    """How many snapshots wait for a review."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +70,28 @@ class Memories:
     memories: list[Memory]
     next: str | None = None
     """Where the next page begins; null on the last one."""
+    may_change: bool = True
+    """Whether the token that asks may move their heads: roll back, accept and decline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """What a person decided about a snapshot."""
+
+    decision: Annotated[str, OneOf("accepted", "declined")]
+    by: str = ""
+    """Who: the name of a token, or of a user; "" of one long ago."""
+    at: str = ""
+    """When."""
+    because: str = ""
+    """Why, in that person's words."""
+    within: str = ""
+    """The later snapshot that was accepted with all that it grew out of; "" if it was this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A snapshot, and how it stands to the head."""
+    """A snapshot, and how it stands to the head. "accepted": as a part of a later one, or the head did not move yet."""
 
     snapshot: str
     standing: Standing
@@ -85,6 +106,10 @@ class Snapshot:
     """How it came about: an export, a tarball, a fork."""
     rejected: str = ""
     """Why a guard objected to it: a code and a sentence."""
+    pending: str = ""
+    """What a review would see: what it changes, as the export told it; "" if none was asked for."""
+    review: Review | None = None
+    """What was decided; null if nothing was."""
     problem: str = ""
     files: int = 0
     bytes: int = 0
@@ -206,12 +231,32 @@ class Acceptance:
     head: str
     previous: str | None
     """The head that it replaced; null when there was none that could be read."""
-    standing: Annotated[str, OneOf("rejected", "diverged")]
+    standing: Annotated[str, OneOf("rejected", "diverged", "pending")]
     """What it was."""
     reason: Reason
     """Why it was not the head."""
     pinned: bool
-    """The one that it replaced is pinned."""
+    """The one that it replaced is pinned; not needed where it waited and grew out of that one."""
+    by: str = ""
+    """Who accepted it."""
+    because: str = ""
+    """Why, in that person's words."""
+    included: list[str] = field(default_factory=list)
+    """The snapshots that it grew out of and that waited too, newest first: they are accepted with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """A snapshot that will never become the head."""
+
+    memory: str
+    snapshot: str
+    head: str | None
+    """The head, which is as it was; null when there is none that can be read."""
+    by: str = ""
+    """Who declined it."""
+    because: str = ""
+    """Why, in that person's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

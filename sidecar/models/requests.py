@@ -190,10 +190,22 @@ class RollbackBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptBody(Body):
-    """Make a snapshot the head that a guard rejected, or that has diverged."""
+    """Make a snapshot the head that waits for a review, that was rejected, or that has diverged."""
 
     snapshot: Text = ""
-    """Default: the newest that was rejected since the head was made."""
+    """Default: the newest that waits for a review and grew out of the head, else the newest that was rejected since."""
+    because: Annotated[str, Check(max_length=500)] = ""
+    """Why, for those who look at it later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclineBody(Body):
+    """Keep a snapshot from ever becoming the head."""
+
+    snapshot: Text = ""
+    """Default: the newest that waits for a review."""
+    because: Annotated[str, Check(max_length=500)] = ""
+    """Why, for those who look at it later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

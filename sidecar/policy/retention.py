@@ -40,6 +40,8 @@ class SnapshotFacts:
     is_head: bool = False
     beside: bool = False
     """It takes no other's place: it never was the head, or is damaged."""
+    pending: bool = False
+    """It waits for a review."""
     problem: str = ""
     """Why its manifest cannot be read; then its packs are not known."""
     bytes: int = 0
@@ -146,6 +148,8 @@ class RetentionPolicy:
     """These stay whatever the limits say, as if they were pinned."""
     most_bytes: int = 0
     """A byte limit; 0: none."""
+    pending: int = 100
+    """The newest so many that wait for a review stay, as if they were pinned; older ones are under the rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +188,15 @@ def plan_memory(snapshots: Sequence[SnapshotFacts], policy: RetentionPolicy, now
             by_rule.setdefault(id, why)
     labelled = policy.labelled.kept(snapshots, now)
     instead = _choose_head_substitute(snapshots)
+    waiting = [snapshot.id for snapshot in snapshots if snapshot.pending][: policy.pending]
+    fixed_for = dict.fromkeys(waiting, "waits for a review")
     decisions = []
     for snapshot in snapshots:
-        if fixed := _find_fixed_reason(snapshot, instead) or labelled.get(snapshot.id, ""):
+        if (
+            fixed := _find_fixed_reason(snapshot, instead)
+            or labelled.get(snapshot.id, "")
+            or fixed_for.get(snapshot.id, "")
+        ):
             decisions.append(Decision(snapshot, True, fixed, fixed=True))
         elif not policy.rules:
             decisions.append(Decision(snapshot, True, "default (no rules)"))
@@ -328,6 +338,8 @@ class RetentionRules:
     """Those whose label matches one of these patterns stay for good, as if they were pinned."""
     memory_bytes: int = 0
     """The most bytes a memory's snapshots may need together; the oldest go first. 0: no limit."""
+    keep_pending: int = 100
+    """The newest so many that wait for a review stay whatever these rules say; older ones are under them."""
 
     def policy(self) -> RetentionPolicy:
         """Return the policy that these settings describe."""
@@ -336,7 +348,9 @@ class RetentionRules:
             rules.append(KeepWithin(parse_duration(self.keep_within), self.keep_within))
         counts = {name: int(getattr(self, name)) for name in PERIODS}
         rules += [KeepPeriods(name, count) for name, count in counts.items() if count]
-        return RetentionPolicy(tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes)
+        return RetentionPolicy(
+            tuple(rules), KeepLabelled(tuple(self.keep_labelled)), self.memory_bytes, self.keep_pending
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

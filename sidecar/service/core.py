@@ -17,11 +17,13 @@ from sidecar.engine.archives.tarballs import adopt
 from sidecar.engine.briefs import forget_briefs
 from sidecar.engine.core import Reached, gather
 from sidecar.engine.exports.decision import check_reasons
-from sidecar.engine.heads import accept, fork, rollback
+from sidecar.engine.heads import fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
+from sidecar.engine.reviews import Word, accept, decline
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
 from sidecar.ids import ROOT, check_memory_id, parse_snapshot_time
-from sidecar.models.answers import Acceptance, Forgotten, Forked, Head
+from sidecar.models.answers import Acceptance, Declined, Forgotten, Forked, Head
+from sidecar.policy.review import PENDING
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
 from sidecar.service.access.admission import Admission
@@ -29,7 +31,7 @@ from sidecar.service.access.grants import ITSELF, Caller
 from sidecar.service.access.usage import Usage
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.calls import REPEATED, note_outcome, note_subject
-from sidecar.service.event_types import DELETED
+from sidecar.service.event_types import DELETED, REVIEW_ACCEPTED, REVIEW_DECLINED
 from sidecar.service.events import Events, publish_accepted
 from sidecar.service.idempotency import KeyedCall, RememberedCall, RememberedCalls
 from sidecar.service.metrics import Metrics, Standing
@@ -304,10 +306,22 @@ class Sidecar:
         self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
         return done
 
-    async def accept(self, memory: str, snapshot: str) -> Acceptance:
-        """Make a snapshot the head that guards rejected, or that has diverged."""
-        done = await accept(self.engine.repository, check_memory_id(memory), snapshot)
+    async def accept(self, memory: str, snapshot: str, word: Word) -> Acceptance:
+        """Make a snapshot the head that waits for a review, that guards rejected, or that has diverged."""
+        done = await accept(self.engine.repository, check_memory_id(memory), snapshot, word)
         note_subject(snapshot=done.head)
+        if done.standing == PENDING:
+            self.events.publish(
+                REVIEW_ACCEPTED,
+                memory=memory,
+                snapshot=done.head,
+                replaced=done.previous,
+                pinned=done.pinned,
+                by=done.by,
+                because=done.because,
+                included=done.included,
+            )
+            return done
         publish_accepted(
             self.events,
             memory=memory,
@@ -317,6 +331,13 @@ class Sidecar:
             replaced=done.previous,
             pinned=done.pinned,
         )
+        return done
+
+    async def decline(self, memory: str, snapshot: str, word: Word) -> Declined:
+        """Keep a snapshot from ever becoming the head."""
+        done = await decline(self.engine.repository, check_memory_id(memory), snapshot, word)
+        note_subject(snapshot=done.snapshot)
+        self.events.publish(REVIEW_DECLINED, memory=memory, snapshot=done.snapshot, by=done.by, because=done.because)
         return done
 
     async def forget(self, memory: str, *, dry_run: bool) -> Forgotten:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from sidecar.models.answers import AttachmentState
 from sidecar.receipts import Reason, SetAside
-from sidecar.service.event_types import ACCEPTED, DELETED
+from sidecar.service.event_types import ACCEPTED, DELETED, REVIEW_ACCEPTED, REVIEW_DECLINED
 
 
 class ErrorDetails(TypedDict):
@@ -104,6 +104,25 @@ class AcceptanceDetails(TypedDict):
     conversation: NotRequired[str]
     since: NotRequired[str]
     refusals: NotRequired[int]
+
+
+class ReviewAcceptanceDetails(TypedDict):
+    """A snapshot that a person accepted in a review."""
+
+    snapshot: str
+    replaced: str | None
+    pinned: bool
+    by: str
+    because: str
+    included: list[str]
+
+
+class ReviewDeclineDetails(TypedDict):
+    """A snapshot that a person declined."""
+
+    snapshot: str
+    by: str
+    because: str
 
 
 class RefusedCallsDetails(TypedDict):
@@ -245,7 +264,7 @@ class UnfinishedDetails(TypedDict):
 
 
 DETAILS: dict[type, tuple[str, ...]] = {
-    ExportDetails: ("export.committed", "export.unchanged", "export.diverged", "export.rejected"),
+    ExportDetails: ("export.committed", "export.unchanged", "export.diverged", "export.rejected", "export.pending"),
     RestoreDetails: ("restore.complete", "restore.incomplete", "restore.empty"),
     FailureDetails: ("export.failed", "restore.failed"),
     PlainDetails: ("attachment.attached", "attachment.detached", "index.recovered"),
@@ -253,6 +272,8 @@ DETAILS: dict[type, tuple[str, ...]] = {
     UnsavedDetails: ("attachment.unsaved",),
     DrillDetails: ("drill.passed", "drill.failed"),
     AcceptanceDetails: (ACCEPTED,),
+    ReviewAcceptanceDetails: (REVIEW_ACCEPTED,),
+    ReviewDeclineDetails: (REVIEW_DECLINED,),
     RefusedCallsDetails: ("access.refused",),
     TokenFileDetails: ("access.tokens-refused",),
     TokenEndDetails: ("attachment.token-ended",),

@@ -9,6 +9,8 @@ from sidecar.receipts import ExportOutcome, RestoreOutcome
 
 ACCEPTED = "guard.accepted"
 DELETED = "memory.deleted"
+REVIEW_ACCEPTED = "review.accepted"
+REVIEW_DECLINED = "review.declined"
 
 EVENTS = {
     "access.refused": "Calls had no valid token (401) or no right (403): how many since the last such event, from where.",
@@ -17,6 +19,7 @@ EVENTS = {
     f"export.{ExportOutcome.UNCHANGED}": "An export found nothing new and stored nothing.",
     f"export.{ExportOutcome.DIVERGED}": "An export was stored beside the head: its sandbox did not start from the head.",
     f"export.{ExportOutcome.REJECTED}": "A guard or a limit kept an export from becoming the head.",
+    f"export.{ExportOutcome.PENDING}": "An export was stored beside the head, and waits for a review.",
     "export.failed": "An export failed. The head did not move.",
     f"restore.{RestoreOutcome.COMPLETE}": "A restore put the memory in place, or found it there already.",
     f"restore.{RestoreOutcome.INCOMPLETE}": "A restore was not done. The sandbox is as it was.",
@@ -38,6 +41,8 @@ EVENTS = {
     "index.incomplete": "Part of a memory cannot be searched; `problem` says why.",
     "index.down": "The database for search cannot be used. It is tried again until it can.",
     "index.recovered": "The database for search can be used again.",
+    REVIEW_ACCEPTED: "A person accepted a snapshot that waited (`by`, `because`). It is the head now.",
+    REVIEW_DECLINED: "A person declined a snapshot (`by`, `because`). It never becomes the head.",
     "retention.forgot": "Retention rules removed snapshots, or packs that no snapshot needs.",
     "sandbox.ended": "A sandbox ended after its conversation was exported. Nothing is lost.",
     "sandbox.lost": "A sandbox ended within a conversation. What it wrote in its last `unsaved_seconds` may be lost.",
@@ -50,6 +55,6 @@ EVENTS = {
 
 FORGOT = "retention.forgot"
 HEAD_CHANGES = frozenset(
-    {f"export.{ExportOutcome.COMMITTED}", ACCEPTED, "memory.forked", "memory.rolled-back", DELETED}
+    {f"export.{ExportOutcome.COMMITTED}", ACCEPTED, REVIEW_ACCEPTED, "memory.forked", "memory.rolled-back", DELETED}
 )
 """Events after which a memory has another head, or none."""

@@ -90,6 +90,11 @@ class Metrics:
             "Attached sandboxes that are lost or overdue, or whose last export failed or did not become the head",
             registry=self.registry,
         )
+        self._pending = Gauge(
+            "memory_sidecar_attachments_pending",
+            "Those among them whose last export is kept, and waits for a review",
+            registry=self.registry,
+        )
         self._missing = Gauge(
             "memory_sidecar_sandboxes_missing",
             "Memories that are to have a living sandbox ([[start]]) and have none",
@@ -228,10 +233,13 @@ class Metrics:
         self._known.pop(build_memory_key(memory), None)
         self._seen.pop(memory, None)
 
-    def text(self, *, running: int, waiting: int, attached: int, at_risk: int, missing: int = 0) -> bytes:
+    def text(
+        self, *, running: int, waiting: int, attached: int, at_risk: int, missing: int = 0, pending: int = 0
+    ) -> bytes:
         """Return the metrics in Prometheus' text format."""
         self._attached.set(attached)
         self._at_risk.set(at_risk)
+        self._pending.set(pending)
         self._missing.set(missing)
         self._running.set(running)
         self._waiting.set(waiting)

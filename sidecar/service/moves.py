@@ -144,7 +144,7 @@ class Moves:
             await self._keeper.look_after(old.place, care)  # takes it over from another service, as it is
         receipt = await self._keeper.save(old.place, CHECKPOINT)
         if not receipt.is_saved:
-            why = f": {receipt.reason.message}" if receipt.reason else "."
+            why = f": {receipt.reason.headline}" if receipt.reason else "."
             raise NotMoved(f"{old.sandbox} was not left. Its export was {receipt.outcome.value}{why}")
         return receipt
 

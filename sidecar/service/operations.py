@@ -326,7 +326,10 @@ class Operations:
                 again = trouble.kind == operation.told
                 about["hint"] = trouble.hint
                 log = self._log.info if again else self._log.warning
-        log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **about, **operation.build_log_fields())
+        # A log is no place for what is in a memory.
+        short = {"reason": {"code": said.reason.code, "message": said.reason.headline}} if said.reason else {}
+        fields = {**about, **short, **operation.build_log_fields()}
+        log(f"{operation.kind} {outcome}", bytes=said.bytes, seconds=took, **fields)
         self._events.publish(
             f"{operation.kind}.{outcome}",
             again,

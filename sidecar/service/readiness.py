@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from sidecar.engine import Engine
+from sidecar.engine.exports.checks import find_check_problem
 from sidecar.engine.hot_files import check_hot_limits
 from sidecar.errors import BadConfig
 from sidecar.host.local_token import check_token_folder, ensure_token
@@ -46,7 +47,8 @@ class StartChecks:
     def steps(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """The steps, in order; each raises a ``SidecarError``. The listener comes last: once it exists, the service can
         start."""
-        return self.load_tokens, self.load_certificate, self.prepare_store, self.check_limits, self.listen
+        steps = (self.load_tokens, self.load_certificate, self.find_checks, self.prepare_store, self.check_limits)
+        return *steps, self.listen
 
     async def load_tokens(self) -> None:
         tokens = load_tokens(self._settings.token_file)
@@ -61,6 +63,14 @@ class StartChecks:
 
     async def load_certificate(self) -> None:
         self.tls = load_tls(self._settings)
+
+    async def find_checks(self) -> None:
+        """Raise ``BadConfig`` for a check whose command cannot be started here: it would fail for every export."""
+        for place, check in enumerate(self._engine.checks):
+            if problem := find_check_problem(check):
+                message = f"The check {check.title!r} cannot be started: {problem}"
+                hint = "No export of its memories could become the head. Put the program there, or take the check out."
+                raise BadConfig(message, hint=hint, at=("checks", place, "command"))
 
     async def prepare_store(self) -> None:
         store = self._engine.repository.store

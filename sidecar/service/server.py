@@ -224,7 +224,8 @@ async def _stop_in_order(sidecar: Sidecar, keeper: Keeper, hurried: asyncio.Even
             log.warning("not saved, and not begun here", conversation=attachment.conversation, **how, **about)
             continue
         ours.append(attachment)
-        log.error("not saved", conversation=attachment.conversation, **how, **about)
+        what = "not saved: kept, and waits for a review" if attachment.is_pending else "not saved"
+        log.error(what, conversation=attachment.conversation, **how, **about)
         sidecar.events.publish("attachment.unsaved", conversation=attachment.conversation, **how, **about)
     return bool(operations or ours)
 

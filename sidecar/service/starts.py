@@ -384,7 +384,7 @@ class Starts:
                 raise
             self._log.warning("a sandbox is ended unsaved", memory=memory, sandbox=sandbox, **problem.as_dict())
         if exported is not None and not exported.is_saved and not discard:
-            why = f": {exported.reason.message}" if exported.reason else "."
+            why = f": {exported.reason.headline}" if exported.reason else "."
             raise NotEnded(f"{attachment.sandbox} was not ended. Its export was {exported.outcome.value}{why}")
         # Before it is ended, so that no other one is created in its place.
         await self._note_stopped(attachment)

@@ -6,7 +6,7 @@ A manifest also says what is missing from its snapshot: trimmed by a limit, or s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
@@ -30,8 +30,12 @@ RAISED = 3
 An earlier version would drop those files with its next export; a format number it does not know makes it refuse. (A
 head of format 2 is the marker object of ``sidecar.store.folder_names``.)
 """
+REVIEWED = 4
+"""The format of a snapshot that was stored to wait for a review, and of the head of a memory that has or had one, or one
+that was declined. An earlier version does not know that such a snapshot must not become the head, nor what grows out of it.
+"""
 NOT_KNOWN = "is in a format this version does not know."
-READABLE = frozenset({FORMAT, RAISED})
+READABLE = frozenset({FORMAT, RAISED, REVIEWED})
 LONGEST_HISTORY = 500
 LINES = 4096
 EMPTY = '""'
@@ -104,6 +108,8 @@ class Manifest:
     conversation: str = ""
     label: str = ""
     rejected: str = ""
+    pending: str = ""
+    """Why it waits for a review, if it was stored for that: what it changes. What was decided is in the memory's reviews."""
     databases: list[Database] = field(default_factory=list)
     projects: list[str] = field(default_factory=list)
     """Where the projects of the export were."""
@@ -133,6 +139,11 @@ class Manifest:
     format: int = FORMAT
 
     @property
+    def is_eligible(self) -> bool:
+        """Whether it could be the head without a person's word: it was neither rejected nor stored for a review."""
+        return not self.rejected and not self.pending
+
+    @property
     def rules(self) -> dict[str, CoveredRules]:
         """The rules by which it was made. Without any recorded: those of the last version that did not record them."""
         return self.covered or dict(EARLIER)
@@ -146,6 +157,8 @@ class Manifest:
         told = {**asdict(self), "packs": packs, "covered": covered}
         if self.changes is None:
             del told["changes"]
+        if not self.pending:
+            del told["pending"]
         return encode_checksummed(told)
 
     @classmethod
@@ -194,7 +207,7 @@ class Head:
     store: str = ""
     """The id of the store; "" in heads written by versions that did not know it."""
     format: int = FORMAT
-    """The same as the format of its snapshot."""
+    """The same as the format of its snapshot; ``REVIEWED`` once any snapshot of the memory waited for a review."""
 
     def encode(self) -> Encoded:
         return encode_checksummed(asdict(self))
@@ -223,7 +236,7 @@ class Head:
             history=history[:LONGEST_HISTORY],
             hot_bytes=manifest.hot_bytes,
             store=store or (before.store if before else ""),
-            format=manifest.format,
+            format=REVIEWED if before is not None and before.format == REVIEWED else manifest.format,
         )
 
     @property
@@ -296,22 +309,27 @@ def count_scrubbed(manifest: Manifest) -> Scrubbed:
     return Scrubbed(private=private, credentials=credentials)
 
 
-def rebuild_head(manifests: Iterable[Manifest]) -> Head | None:
+def rebuild_head(manifests: Collection[Manifest], accepted: Mapping[str, datetime] | None = None) -> Head | None:
     """Return a head with the history that the manifests tell, for when the head itself is damaged or missing; ``None`` if
     none of them was made to become the head.
 
     The manifests say what each was made for: one that was to become the head has the ``generation`` of that head, one
-    that was refused says so, and the first of all has neither a parent nor a generation. A snapshot that was first stored
-    beside the head and made the head later cannot be told from one that never was.
+    that was refused, or waits for a review, says so, and the first of all has neither a parent nor a generation. A
+    snapshot that was first stored beside the head and made the head later cannot be told from one that never was, except
+    for those that were ``accepted`` in a review, each with the time.
 
     Its snapshot is the latest of those. Whether that was still the head at the end is not known: there may have been a
     rollback.
     """
-    line = _list_heads([manifest for manifest in manifests if not manifest.rejected])
+    times = accepted or {}
+    line = _list_heads([manifest for manifest in manifests if manifest.is_eligible and manifest.snapshot not in times])
+    if times:
+        line = [*line, *(manifest for manifest in manifests if manifest.snapshot in times)]
+        line.sort(key=lambda one: (times.get(one.snapshot, one.time), one.snapshot))
     head: Head | None = None
     for manifest in line:
         generation = manifest.generation or (head.generation if head else 0)
-        head = replace(Head.at(manifest, manifest.time, head), generation=generation)
+        head = replace(Head.at(manifest, times.get(manifest.snapshot, manifest.time), head), generation=generation)
     return head
 
 

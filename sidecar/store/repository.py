@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import field, replace
 from datetime import UTC, datetime
 
@@ -38,8 +38,18 @@ from sidecar.ids import (
 from sidecar.ports import ObjectInfo, Store, StoredObject
 from sidecar.store.folders import list_memories
 from sidecar.store.head_copies import HeadCopies
-from sidecar.store.manifest import FORMAT, LONGEST_HISTORY, NOT_KNOWN, Head, Manifest, check_sizes, rebuild_head
+from sidecar.store.manifest import (
+    FORMAT,
+    LONGEST_HISTORY,
+    NOT_KNOWN,
+    REVIEWED,
+    Head,
+    Manifest,
+    check_sizes,
+    rebuild_head,
+)
 from sidecar.store.recall import Recall, Recalled
+from sidecar.store.reviews import read_reviews_or_none
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
 LOG = logging.getLogger("sidecar")
@@ -73,15 +83,17 @@ class HeadState:
         """The head's snapshot; "" if there is no head."""
         return self.head.snapshot if self.head else ""
 
-    def trouble(self, manifests: Mapping[str, Manifest | SnapshotDamaged]) -> str:
-        """Return what is wrong with the head of a memory that has these snapshots; "" if nothing is, or there never was
-        a head."""
+    def trouble(self, manifests: Mapping[str, Manifest | SnapshotDamaged], accepted: Collection[str] = ()) -> str:
+        """Return what is wrong with the head of a memory that has these snapshots, of which some were ``accepted`` in a
+        review; "" if nothing is, or there never was a head."""
         if self.problem:
             return self.problem
         if self.snapshot:
             named = f"The head names snapshot {self.snapshot}, which has no manifest."
             return "" if self.snapshot in manifests else named
-        eligible = any(not isinstance(one, Manifest) or not one.rejected for one in manifests.values())
+        eligible = any(
+            not isinstance(one, Manifest) or one.is_eligible or name in accepted for name, one in manifests.items()
+        )
         return "The head is missing." if self.version is None and eligible else ""
 
 
@@ -399,7 +411,8 @@ class Repository:
     async def rebuild_head(self, memory: str) -> Head | None:
         """Return the head that the manifests tell; for when the head itself cannot be read."""
         manifests = await self.manifests(memory, await self.list_snapshot_ids(memory))
-        return rebuild_head(manifest for manifest in manifests.values() if isinstance(manifest, Manifest))
+        whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
+        return rebuild_head(whole, (await read_reviews_or_none(self.store, memory)).accepted)
 
     async def add_store_id(self, state: HeadState) -> HeadState:
         """Return the state with the store's id in it, which is read only if the head does not have it."""
@@ -444,10 +457,32 @@ class Repository:
                     await self.witnesses.add(head, state.head)
                 return
 
+    async def raise_head(self, memory: str, *, fence: bool = False) -> HeadState:
+        """Make sure that the head, if there is one, has the format of a memory under review, which earlier versions refuse,
+        and return it: they would make what grows out of a snapshot that waits the head. With ``fence``, write it again
+        in any case: an export that read it before can no longer move it."""
+        while (state := await self.add_store_id(await self.head(memory))).head is not None:
+            if state.head.format == REVIEWED and not fence:
+                break
+            head = replace(state.head, format=REVIEWED, generation=state.head.generation + 1)
+            if self.witnesses is not None and state.head.format != REVIEWED:
+                # An earlier version would take the newest copy that it can read.
+                await self.witnesses.clear(memory)
+            with contextlib.suppress(SwapLost):
+                await self.store.swap(MemoryKeys.of(memory).head, head.encode(), expected=state.version)
+                if self.witnesses is not None:
+                    await self.witnesses.add(head, state.head)
+                fence = False
+        return state
+
     async def has_eligible(self, memory: str, ids: Iterable[str]) -> bool:
         """Return whether any of these snapshots could be the memory's head; one that cannot be read may have been."""
         manifests = await self.manifests(memory, ids)
-        return any(not isinstance(manifest, Manifest) or not manifest.rejected for manifest in manifests.values())
+        if any(not isinstance(manifest, Manifest) or manifest.is_eligible for manifest in manifests.values()):
+            return True
+        return bool(manifests) and not (await read_reviews_or_none(self.store, memory)).accepted.keys().isdisjoint(
+            manifests
+        )
 
     async def iterate_candidates(self, memory: str) -> AsyncIterator[str]:
         """Yield what to restore, best first: the head, what was head before it, then the rest, newest first.

@@ -28,12 +28,14 @@ from sidecar.policy.retention import (
     plan_memory,
     plan_store,
 )
+from sidecar.policy.review import PENDING
 from sidecar.ports import ObjectInfo
 from sidecar.store.folders import read_id
 from sidecar.store.garbage import collect
 from sidecar.store.manifest import LONGEST_HISTORY, Manifest
 from sidecar.store.pins import drop_automatic_pins, list_automatic_pins
 from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.reviews import Reviews, read_reviews_or_none
 
 LOG = logging.getLogger("sidecar")
 AT_ONCE = 4
@@ -150,18 +152,27 @@ async def forget_lightly(
     if state.head is None:
         return 0, 0
     keys, now = MemoryKeys.of(memory), datetime.now(UTC)
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
     over = policy.most_bytes and _count_stored_bytes(survey, keys) > policy.most_bytes
     wanted = {snapshot for snapshot in survey.snapshots if over or _needs_manifest(snapshot, state)}
     manifests = await repository.manifests(memory, wanted)
     if not over:
         # A label or a rejection can only help a snapshot to stay, so only the manifests of those that would be removed
         # are read.
-        first = plan_memory(_build_rows(survey, state, manifests, keys), RetentionPolicy(policy.rules), now)
+        first = plan_memory(
+            _build_rows(memory, survey, state, manifests, reviews),
+            RetentionPolicy(policy.rules, pending=policy.pending),
+            now,
+        )
         more = {row.id for row in first.forgotten} - wanted
         manifests |= await repository.manifests(memory, more)
         wanted |= more
-    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests or row.id not in wanted]
-    decided = plan_memory(rows, policy if over else RetentionPolicy(policy.rules, policy.labelled), now)
+    rows = [
+        row
+        for row in _build_rows(memory, survey, state, manifests, reviews)
+        if row.id in manifests or row.id not in wanted
+    ]
+    decided = plan_memory(rows, policy if over else replace(policy, most_bytes=0), now)
     if known is not None and decided.forgotten:
         # What others removed since may be among what the rules counted as kept: read all of it again before any goes.
         return await forget_lightly(repository, memory, policy)
@@ -245,7 +256,8 @@ async def _read_memory(repository: Repository, memory: str, policy: RetentionPol
     keys, state = MemoryKeys.of(memory), await repository.head(memory)
     survey = await repository.survey(memory)
     manifests = await repository.manifests(memory, survey.snapshots)
-    rows = [row for row in _build_rows(survey, state, manifests, keys) if row.id in manifests]
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
+    rows = [row for row in _build_rows(memory, survey, state, manifests, reviews) if row.id in manifests]
     problem = "A manifest cannot be read, so no pack is collected." if any(row.problem for row in rows) else ""
     if state.problem:
         policy, problem = RetentionPolicy(), f"Nothing is forgotten while the head cannot be read: {state.problem}"
@@ -258,14 +270,16 @@ def _count_stored_bytes(survey: Survey, keys: MemoryKeys) -> int:
     return sum(size for key, size in survey.sizes.items() if key.startswith((keys.packs, keys.snapshots)))
 
 
-def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: MemoryKeys) -> list[SnapshotFacts]:
+def _build_rows(
+    memory: str, survey: Survey, state: HeadState, manifests: Manifests, reviews: Reviews
+) -> list[SnapshotFacts]:
     """Return the facts that the rules use; for a manifest that was not read, only what the listing and the head say."""
-    rows = []
+    rows, keys, accepted = [], MemoryKeys.of(memory), reviews.accepted
     for snapshot in survey.snapshots:
         manifest = manifests.get(snapshot)
         whole = manifest if isinstance(manifest, Manifest) else None
         ordinary = (state.head is not None and state.head.was_head(snapshot)) or (
-            _is_beyond_history(snapshot, state) and not (whole and whole.rejected)
+            _is_beyond_history(snapshot, state) and (not whole or whole.is_eligible or snapshot in accepted)
         )
         rows.append(
             SnapshotFacts(
@@ -276,6 +290,8 @@ def _build_rows(survey: Survey, state: HeadState, manifests: Manifests, keys: Me
                 is_head=snapshot == state.snapshot,
                 beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
                 problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
+                pending=not ordinary
+                and (reviews.is_pending(whole) if whole else reviews.get_decision(snapshot) == PENDING),
                 bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
                 packs={pack.id: sum(pack.in_store) for pack in whole.packs} if whole else {},
             )

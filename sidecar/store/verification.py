@@ -15,6 +15,7 @@ from sidecar.host.work import NoProgress, Progress
 from sidecar.ids import MemoryKeys
 from sidecar.store.manifest import Manifest, digest_tree, rebuild_head
 from sidecar.store.repository import HeadState, Repository
+from sidecar.store.reviews import Reviews, read_reviews_or_none
 
 NO_CURE = (
     "No snapshot is whole. Put the objects back that a copy of the store still has, or save what a sandbox still has with"
@@ -119,7 +120,8 @@ async def verify_memory(repository: Repository, memory: str, progress: Progress)
     reports += [SnapshotReport(snapshot=one, ok=False, problem=LOST_PIN) for one in sorted(pinned - {*ids})]
     if state.notice:  # an export that was under way may have ended
         state = replace(state, notice=(await repository.head(memory)).notice)
-    trouble = state.trouble(manifests)
+    reviews = await read_reviews_or_none(repository.store, memory)
+    trouble = state.trouble(manifests, reviews.accepted)
     head_problem, bad = trouble or state.notice, [report.snapshot for report in reports if not report.ok]
     if state.snapshot in bad and not head_problem:
         head_problem = f"The head is {state.snapshot}, which is damaged."
@@ -130,7 +132,9 @@ async def verify_memory(repository: Repository, memory: str, progress: Progress)
         head=state.snapshot,
         head_problem=head_problem,
         damaged=len(bad) + bool(trouble and state.snapshot not in bad),
-        cure=_suggest_cure(memory, state, manifests, whole) if trouble or state.snapshot in bad else "",
+        cure=_suggest_cure(state, reviews, manifests, whole).format(memory=memory)
+        if trouble or state.snapshot in bad
+        else "",
         snapshots=reports,
         objects=objects.count + len(ids) + (1 if state.version else 0),
         bytes=objects.bytes,
@@ -138,18 +142,19 @@ async def verify_memory(repository: Repository, memory: str, progress: Progress)
 
 
 def _suggest_cure(
-    memory: str, state: HeadState, manifests: Mapping[str, Manifest | SnapshotDamaged], whole: Sequence[str]
+    state: HeadState, reviews: Reviews, manifests: Mapping[str, Manifest | SnapshotDamaged], whole: Sequence[str]
 ) -> str:
-    """Return the suggested command if something is wrong with the head, given the intact snapshots, newest first."""
+    """Return the suggested command if something is wrong with the head, given the intact snapshots, newest first, with
+    ``{memory}`` in the place of the memory."""
     readable = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-    head = state.head or rebuild_head(readable)
-    refused = {manifest.snapshot for manifest in readable if manifest.rejected}
+    head = state.head or rebuild_head(readable, reviews.accepted)
+    refused = {one.snapshot for one in readable if one.rejected or reviews.is_unaccepted(one)}
     # Prefer what was the head to what never was, and take a refused one only if there is nothing else.
     past = [snapshot for snapshot, _ in head.history if snapshot in whole] if head else []
     best = next(iter([*past, *(one for one in whole if one not in refused), *whole]), "")
     if not best:
-        return NO_CURE.format(memory=memory)
-    rollback = f"`memory-sidecar rollback {memory} {best}` makes the newest good snapshot the head"
+        return NO_CURE
+    rollback = f"`memory-sidecar rollback {{memory}} {best}` makes the newest good snapshot the head"
     mended = " So does the next export of a sandbox that was restored from this memory, with what it has."
     return f"{rollback}.{'' if state.problem else mended}"
 

@@ -38,7 +38,7 @@ def test_every_operation_has_a_short_name_of_its_own() -> None:
 
 def test_an_answer_requires_what_is_always_sent_and_a_request_only_what_has_no_default() -> None:
     answers = {name: schema for name, schema in SCHEMAS.items() if "properties" in schema and name not in BODIES}
-    assert len(answers) > 40 and len(BODIES) == 10
+    assert len(answers) > 40 and len(BODIES) == 11
     for name, schema in answers.items():
         if name not in SAID_WHERE_IT_APPLIES:
             assert schema.get("required", []) == list(schema["properties"]), name
@@ -53,6 +53,7 @@ def test_an_answer_requires_what_is_always_sent_and_a_request_only_what_has_no_d
         "ForkBody": ["memory"],
         "RollbackBody": ["snapshot"],
         "AcceptBody": [],
+        "DeclineBody": [],
         "ForgetBody": [],
     }
     fields = [field for schema in SCHEMAS.values() for field in schema.get("properties", {}).values()]
@@ -69,7 +70,9 @@ def test_words_that_programs_compare_are_enums() -> None:
     assert words("RestoreReceipt", "outcome") == set(RestoreOutcome)
     assert words("Attachment", "state") == {"open", "idle", "lost", "ended"}
     assert words("ExportOperation", "state") == {"queued", "running", "done", "failed"}
-    assert words("Snapshot", "standing") == {"head", "earlier head", "diverged", "rejected", "damaged"}
+    assert words("Snapshot", "standing") == {
+        *("head", "earlier head", "diverged", "rejected", "pending", "accepted", "declined", "damaged"),
+    }
     assert {"observation", "section"} < words("Hit", "kind")
     ours = {kind.code for kind in error_classes() if has_own_code(kind) and _is_of_service(kind)}
     assert ours | {"unauthorized", "disk-full", "limit-bytes"} <= words("Problem", "code")

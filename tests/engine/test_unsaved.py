@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.heads import accept, rollback
+from sidecar.engine.heads import rollback
+from sidecar.engine.reviews import accept
 from sidecar.errors import StoreFull
 from sidecar.ids import MemoryKeys
 from sidecar.policy.limits import Limits

@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.client import Acceptance, Client, SidecarProblem
-from sidecar.engine.heads import accept
+from sidecar.engine.reviews import accept
 from sidecar.errors import SwapLost
 from sidecar.ids import build_memory_key, build_portable_folder
 from sidecar.store.encryption.keys_given import GivenKeys
@@ -164,7 +164,7 @@ def test_somebody_who_moves_the_head_meanwhile_wins(home: Path, store: Path, mon
         write(home / "memory/large.md", b"fact " * 50_000)
         newer = exported(store, home).document["snapshot"]  # in a process of its own, as a loop runs here
 
-    monkeypatch.setattr("sidecar.engine.heads.hold_packs", held)
+    monkeypatch.setattr("sidecar.engine.reviews.hold_packs", held)
     with pytest.raises(SwapLost):
         asyncio.run(accept(repository, MEMORY, refused))
     assert standing(store, newer) == "head"
@@ -187,6 +187,9 @@ def test_over_http_and_from_python(home: Path, store: Path, tmp_path: Path) -> N
             "standing": "rejected",
             "reason": {"code": "shrunk", "message": "It has 12 bytes; the head has 200,012."},
             "pinned": True,
+            "by": "admin",
+            "because": "",
+            "included": [],
         }
         assert 'memory_sidecar_accepted_total{by="person",reason="shrunk"} 1.0' in running.http.get("/metrics").text
         assert any(line.get("event") == "accepted what guards objected to" for line in running.lines())

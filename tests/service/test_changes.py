@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.engine import ExportRequest
 from sidecar.engine.archives.tarballs import download
+from sidecar.engine.reviews import Word
 from sidecar.policy.retention import Retention
 from sidecar.search.upkeep import IndexResult
 from sidecar.service.attachments.keeper import Keeper
@@ -81,7 +82,7 @@ async def test_every_change_is_told_to_all_who_have_to_know(tmp_path: Path) -> N
     assert await told.since() == ([("export.committed", "me")], ["me"])
     beside = await export(beside=True)
     assert await told.since() == ([("export.diverged", "me")], [])
-    await sidecar.accept("me", beside)
+    await sidecar.accept("me", beside, Word(by="kim"))
     assert await told.since() == ([("guard.accepted", "me")], ["me"])
     await sidecar.rollback("me", first)
     assert await told.since() == ([("memory.rolled-back", "me")], ["me"])

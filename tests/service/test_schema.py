@@ -74,8 +74,14 @@ def test_what_is_told_as_it_happens_is_as_documented(tmp_path: Path) -> None:
     write(home / "MEMORY.md", b"# remembered\n" * 100)
     write(home / "memory/today.md", b"a day")
     write(in_the_way / "memory", b"a file where a folder has to be")
-    with serving(tmp_path / "store", tmp_path / "log") as service:
+    review = '[review]\nrequired = ["reviewed"]\n'
+    with serving(tmp_path / "store", tmp_path / "log", more=review) as service:
         document = service.http.get("/openapi.json").json()
+        for word in ("declines", "acceptances"):
+            box = empty_home(tmp_path / word)
+            write(box / "MEMORY.md", f"# {word}\n".encode())
+            assert service.export("reviewed", f"local:{box}").json()["outcome"] == "pending"
+            assert service.http.post(path("reviewed", word), json={"because": "so"}).status_code == 200
         assert service.restore("me", f"local:{other}").json()["outcome"] == "empty"
         assert service.export("me", f"local:{home}").json()["outcome"] == "committed"
         assert service.export("me", f"local:{home}").json()["outcome"] == "unchanged"
@@ -99,6 +105,11 @@ def test_what_is_told_as_it_happens_is_as_documented(tmp_path: Path) -> None:
     for event in told:
         jsonschema.validate(event, schema)
     outcomes = {f"export.{word}" for word in ExportOutcome} | {f"restore.{word}" for word in RestoreOutcome}
-    assert outcomes | {"export.failed", "guard.accepted", "attachment.attached", "attachment.detached"} <= {
-        event["type"] for event in told
-    }
+    assert outcomes | {
+        "review.declined",
+        "review.accepted",
+        "export.failed",
+        "guard.accepted",
+        "attachment.attached",
+        "attachment.detached",
+    } <= {event["type"] for event in told}

@@ -202,7 +202,7 @@ async def test_inside_every_route_works_and_tells_nothing_of_others(house: House
         memory = OWN
         if (method, template) == ("DELETE", "/v1/memories/{memory}"):
             await house.copy(OWN, memory := "acme/doomed")
-        own = await diverge(house) if template.endswith("/acceptances") else "latest"
+        own = await diverge(house) if template.endswith(("/acceptances", "/declines")) else "latest"
         bodies = [{"snapshot": named} for named in (own, snapshot)]
         bodies += [{"memory": FOREIGN[0]}, {"memory": "globex/new"}, {"sandbox": theirs}]
         queries = [f"{name}={theirs}" for name in ("sandbox", "memory", "q", "label")]

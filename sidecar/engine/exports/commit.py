@@ -18,6 +18,7 @@ from pathlib import Path
 from sidecar.engine.core import Engine, gather
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.decision import Verdict
+from sidecar.engine.exports.gate import note_pending
 from sidecar.engine.exports.run import ExportRun
 from sidecar.engine.limits import RoomFound, check_room, list_hot_files
 from sidecar.engine.sandbox.dialogue import redact
@@ -39,7 +40,7 @@ from sidecar.receipts import Accepted, ExportOutcome, Learned
 from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
-from sidecar.store.manifest import FORMAT, RAISED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
+from sidecar.store.manifest import FORMAT, RAISED, REVIEWED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
 from sidecar.store.marks import hold_packs
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
 from sidecar.store.recall import LARGEST
@@ -252,7 +253,12 @@ async def store_snapshot(
     on a manifest may name it, so it must stay whatever happens, unless it was folded into another pack.
     """
     # A rejected or diverged snapshot is stored too, beside the head; it just does not move the head.
-    if verdict.reason is not None:
+    if verdict.reason is not None and verdict.is_pending:
+        # Before anything says that it waits: earlier versions, which do not know what that means, refuse this head.
+        run.state = await run.engine.repository.raise_head(manifest.memory)
+        manifest = replace(manifest, pending=verdict.reason.message, format=REVIEWED)
+        await note_pending(run, manifest)
+    elif verdict.reason is not None:
         manifest = replace(manifest, rejected=f"{verdict.reason.code}: {verdict.reason.message}")
     if verdict.moves and run.state.head is not None:
         manifest = replace(manifest, generation=run.state.head.generation + 1)
@@ -519,6 +525,9 @@ async def advance_head(
         except SwapLost:
             there = await engine.repository.head(manifest.memory)
             if there.head is None or there.snapshot != state.snapshot:
+                return ExportOutcome.DIVERGED, there
+            if there.head.format == REVIEWED:
+                # Somebody declined a snapshot meanwhile, perhaps one that this one grew out of. The next export asks.
                 return ExportOutcome.DIVERGED, there
             # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
             # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this

@@ -5,6 +5,8 @@
 3. Has the same objection come up so often by now that the change must be meant (``_weigh``)?
 4. Did the sandbox start from the head (``continues_head``)?
 
+What passes all of them meets the checks and the review in ``gate``.
+
 Guards keep a good memory from being overwritten by a worse one. Without the third question, a guard would block a
 memory forever after a change that was meant. Only objections that may be intended (``limits.REPEATABLE``: files are
 missing, or the memory is smaller) can be accepted this way, with a warning and an event; the replaced head is pinned. An
@@ -44,6 +46,7 @@ from sidecar.policy.limits import (
     SHRUNK,
     Guards,
 )
+from sidecar.policy.review import PENDING, REVIEW_REASONS
 from sidecar.program import notes
 from sidecar.program.notes import OTHER_MEMORY, UNKNOWN_LINEAGE
 from sidecar.receipts import Accepted, Reason
@@ -104,6 +107,11 @@ class Verdict:
     origin: ExportOrigin
     """Where the export comes from, for the count of refusals."""
 
+    @property
+    def is_pending(self) -> bool:
+        """It waits for a review."""
+        return self.reason is not None and self.reason.code == PENDING
+
 
 def check_reasons(reasons: Iterable[str]) -> None:
     """Raise ``UnknownReason`` for a reason that no guard has; the hint names the nearest known one."""
@@ -132,6 +140,8 @@ async def decide_again(run: ExportRun, checked: CheckedExport, kept: Manifest) -
     reasons = [mixed_up] if mixed_up else []
     if not reasons and not run.request.force:
         code, _, message = kept.rejected.partition(": ")
+        if code in REVIEW_REASONS:  # asked again in ``gate``
+            code = ""
         if code not in run.allowed:
             reasons = [Reason(code=code, message=message)] if code else []
         else:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from sidecar.engine.comparison import (
-    describe,
-    list_needed,
-    make_side,
-    read_manifest,
-    stage_versions,
-)
+from sidecar.engine.comparison import describe, read_manifest
 from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.exports.arrival import CheckedExport, delete_unclaimed, fetch_and_check
+from sidecar.engine.exports.arrival import delete_unclaimed, fetch_and_check
+from sidecar.engine.exports.candidate import read_candidate
 from sidecar.engine.exports.commit import build_manifest
-from sidecar.engine.exports.run import ExportRequest, ExportRun
+from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import begin_run, build_question
 from sidecar.errors import UsageError
 from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.models.records import Comparison
 from sidecar.ports import Sandbox
-from sidecar.records.comparison import Version
-from sidecar.records.workspace import Workspace
-from sidecar.store.manifest import Manifest
 
 UNSAVED = "unsaved"
 """Stands for the snapshot that was not made."""
@@ -51,28 +43,8 @@ async def compare_sandbox(
         earlier = None
         if old or run.state.snapshot:
             earlier = await read_manifest(engine.repository, request.memory, old or "latest")
-        before, after = await _stage(run, checked, earlier)
+        manifest = checked.unchanged if checked.arrived is None else build_manifest(run, checked, None)
+        candidate = await read_candidate(run, checked, manifest, earlier)
+        before, after = await candidate.stage(candidate.list_compared())
         name = earlier.snapshot if earlier else ""
         return await run_in_thread(describe, request.memory, (name, UNSAVED), before, after, messages)
-
-
-async def _stage(run: ExportRun, checked: CheckedExport, earlier: Manifest | None) -> tuple[Version, Version]:
-    """Put the files that differ on this machine, as the snapshot has them and as the sandbox has."""
-    engine, store = run.engine, run.engine.repository.store
-    if checked.arrived is None:
-        return await stage_versions(store, earlier or checked.unchanged, checked.unchanged, engine.layouts, run.scratch)
-    needed: set[str] = set()
-    manifest = build_manifest(run, checked, None)
-    spaces = [Workspace(store, manifest.memory, run.scratch, needed.__contains__) for _ in range(2)]
-    old = make_side(earlier or manifest, await spaces[0].read_entries(earlier) if earlier else {}, engine.layouts)
-    new = make_side(manifest, checked.entries, engine.layouts)
-    needed |= list_needed(old, new)
-    old_files = await spaces[0].advance(earlier) if earlier is not None else {}
-    space = spaces[1]
-    if checked.base is not None:
-        same = earlier is not None and checked.base.snapshot == earlier.snapshot
-        space = spaces[0] if same else spaces[1]
-        if not same:
-            await space.advance(checked.base)
-    new_files = await space.apply_pack(manifest, checked.entries, checked.received_pack.pack)
-    return Version(old.entries, old.units, old_files), Version(new.entries, new.units, new_files)

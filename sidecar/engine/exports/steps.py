@@ -29,6 +29,7 @@ from sidecar.engine.exports.decision import (
     note_recovery,
     note_refusal,
 )
+from sidecar.engine.exports.gate import examine, note_pending
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
 from sidecar.engine.limits import compute_room_left, describe_near_limits, encode_limits
 from sidecar.engine.sandbox.identity import describe_new_store
@@ -45,6 +46,7 @@ from sidecar.format.protocol import ExportQuestion, RootHint
 from sidecar.host.files import open_spool
 from sidecar.ids import MemoryKeys, build_memory_key
 from sidecar.layouts import choose_layouts
+from sidecar.policy.review import PENDING
 from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.manifest import Manifest
@@ -95,7 +97,7 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
             if head is not None and head.tree == manifest.tree:
                 return await _finish_equal(run, checked, head)
             run.warnings += describe_moved_projects(run, manifest, head)
-            verdict = await decide(run, checked, manifest, head)
+            verdict = await examine(run, checked, manifest, await decide(run, checked, manifest, head))
             manifest = replace(manifest, changes=await _count_changes(run, checked, manifest))
             stored = await store_snapshot(run, checked, manifest, verdict)
         except LimitExceeded as limit:
@@ -195,6 +197,8 @@ async def _finish_stored(
     outcome, reason = ExportOutcome.REJECTED, verdict.reason
     if reason is None:
         outcome = await settle_head(run, manifest, moves=verdict.moves)
+    elif verdict.is_pending:
+        outcome = ExportOutcome.PENDING
     else:
         run.warnings += await note_refusal(run, answer, verdict, manifest.snapshot)
     if outcome is ExportOutcome.DIVERGED:
@@ -221,7 +225,7 @@ async def _finish_unchanged(run: ExportRun, checked: CheckedExport) -> ExportRec
     run.warnings += describe_near_limits(run.engine.limits, base, {}, 0, used)
     if base.snapshot == state.snapshot:
         return await _finish_equal(run, checked, base)
-    verdict = await decide_again(run, checked, base)
+    verdict = await examine(run, checked, base, await decide_again(run, checked, base))
     if verdict.moves:
         accepted = verdict.accepted
         if accepted is not None:
@@ -233,6 +237,10 @@ async def _finish_unchanged(run: ExportRun, checked: CheckedExport) -> ExportRec
         receipt = run.receipt(ExportOutcome.UNCHANGED, base)
         earlier = f"The head is {state.snapshot}; this sandbox holds an earlier one."
         return replace(receipt, warnings=[*receipt.warnings, earlier])
+    if verdict.reason is not None and verdict.is_pending:
+        await run.engine.repository.raise_head(base.memory)
+        await note_pending(run, base, "" if base.pending else verdict.reason.message)
+        return run.receipt(ExportOutcome.PENDING, base, verdict.reason)
     if verdict.reason is not None:
         run.warnings += await note_refusal(run, answer, verdict, base.snapshot)
         return run.receipt(ExportOutcome.REJECTED, base, verdict.reason)
@@ -297,7 +305,7 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     Figures that only the original export knew are missing in the receipt.
 
     If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
-    that was to stand beside the head has no generation.
+    that was to stand beside the head has no generation, and one that waits for a review says so.
     """
     repository = engine.repository
     try:
@@ -305,10 +313,15 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     except SnapshotNotFound:
         return None
     state = await repository.head(memory)
-    outcome = ExportOutcome.REJECTED if manifest.rejected else ExportOutcome.DIVERGED
+    outcome, reason = ExportOutcome.DIVERGED, None
+    if manifest.rejected:
+        code, _, message = manifest.rejected.partition(": ")
+        outcome, reason = ExportOutcome.REJECTED, Reason(code=code, message=message)
+    elif manifest.pending:
+        outcome, reason = ExportOutcome.PENDING, Reason(code=PENDING, message=manifest.pending)
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
-        outcome = ExportOutcome.COMMITTED
-    elif not manifest.rejected and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
+        outcome, reason = ExportOutcome.COMMITTED, None
+    elif manifest.is_eligible and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:
@@ -327,5 +340,6 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
         bytes=manifest.bytes,
         conversation=manifest.conversation,
         label=manifest.label,
+        reason=reason,
         warnings=[FINISHED],
     )

@@ -12,6 +12,7 @@ from sidecar.host.values import dataclass
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.reviews import read_reviews_or_none
 from sidecar.store.selectors import parse_time, resolve_snapshot
 
 LATEST = "latest"
@@ -52,14 +53,20 @@ async def choose_snapshot(repository: Repository, memory: str, wanted: str, scra
         fetched = await fetch(repository.store, manifest, scratch, repository.recall_by(survey))
         return Choice(fetched, survey, [], store=identity.store_id)
     state = await repository.add_store_id(state)
-    if state.version is None and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory)):
+    if (
+        state.head is None
+        and not state.problem
+        and not await repository.has_eligible(memory, await repository.list_snapshot_ids(memory))
+    ):
         return None
     first = await resolve_snapshot(repository, memory, wanted) if wanted != LATEST else state.snapshot
+    past = [name for name, _ in state.head.history] if state.head else []
+    accepted = {} if state.head else (await read_reviews_or_none(repository.store, memory, survey.sizes)).accepted
     problems = [] if state.head else [state.problem or "The head is missing."]
     async for snapshot in _iterate_candidates(repository, memory, first):
         try:
             manifest = await repository.manifest(memory, snapshot, survey)
-            if manifest.rejected and snapshot != first:
+            if not manifest.is_eligible and snapshot not in (first, *past, *accepted):
                 continue
             fetched = await fetch(repository.store, manifest, scratch, repository.recall_by(survey))
         except SnapshotError as damage:

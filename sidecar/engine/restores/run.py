@@ -61,7 +61,8 @@ class StoreFacts:
     unusable: list[str] = field(default_factory=list)
     """Snapshots known to be damaged: files that only they have must be saved again."""
     heads: list[str] = field(default_factory=list)
-    """The snapshots of this memory that are or were its head."""
+    """The snapshots of this memory that are or were its head; and those that were declined, as nothing that grew out of
+    them is ahead of it."""
     keep: list[str] = field(default_factory=list)
     """A sandbox whose newest one of ``heads`` is among these is left as it is, whatever it changed since."""
     saved: bool = False
@@ -91,6 +92,8 @@ class RestoreRun(SandboxRun):
     manifest: Manifest | None = None
     wanted: str = ""
     standing: StoreFacts = field(default_factory=StoreFacts)
+    declined: frozenset[str] = frozenset()
+    """The snapshots of this memory that a person declined."""
     saved: list[SavedFirst] = field(default_factory=list)
     brief: RestoreBrief | None = None
 
@@ -106,7 +109,9 @@ class RestoreRun(SandboxRun):
         self.engine.progress.about(manifest.snapshot)
         known = list(dict.fromkeys([*keep, manifest.snapshot, *survey.snapshots[:MOST_KNOWN]]))
         self.standing.stored.setdefault(build_memory_key(manifest.memory), known)
-        self.standing.heads = [one for one in known if one in keep or (head is not None and head.was_head(one))]
+        # A sandbox that goes on from a declined snapshot is not ahead of the head: it is set back.
+        ends = {*keep, *self.declined}
+        self.standing.heads = [one for one in known if one in ends or (head is not None and head.was_head(one))]
         self.standing.unusable = sorted(survey.damaged)
         self.standing.keep = [] if self.request.discard or self.request.mode == "seed" else list(keep)
         self.standing.store = store

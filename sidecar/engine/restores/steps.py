@@ -22,6 +22,8 @@ from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.files import open_spool
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
+from sidecar.store.repository import Survey
+from sidecar.store.reviews import read_reviews_or_none
 
 INSTEAD = "Restored {snapshot} instead of {wanted}: {problems}"
 STILL_HERE = "The store cannot bring back {wanted} ({problems}), but this sandbox still has it: export it."
@@ -60,6 +62,7 @@ async def _restore_from_bucket(run: RestoreRun) -> RestoreReceipt:
         connect(run.sandbox), choose_manifest(engine.repository, request.memory, request.snapshot)
     )
     keep = (manifest.snapshot,) if request.snapshot == LATEST else ()
+    await _read_declined(run, survey)
     run.begin(manifest, survey, keep, state.head, state.store_id)
     if engine.reached is not None:
         await engine.reached(manifest.snapshot)
@@ -83,6 +86,7 @@ async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
             return await _finish_empty(run)
         run.warnings += choice.warnings
         manifest = choice.fetched.manifest
+        await _read_declined(run, choice.survey)
         run.begin(manifest, choice.survey, choice.keep, choice.head, choice.store)
         if engine.reached is not None:
             await engine.reached(manifest.snapshot)
@@ -103,6 +107,12 @@ async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
     elif choice.problems:
         run.warnings.append(STILL_HERE.format(wanted=answer.holds, problems=choice.problems))
     return run.receipt(RestoreOutcome.COMPLETE, answer)
+
+
+async def _read_declined(run: RestoreRun, survey: Survey) -> None:
+    """Note which snapshots were declined, if any ever was reviewed."""
+    reviews = await read_reviews_or_none(run.engine.repository.store, run.request.memory, survey.sizes)
+    run.declined = frozenset(reviews.declined)
 
 
 async def _place_after_saving(run: RestoreRun, placing: Callable[[], Awaitable[RestoreAnswer]]) -> RestoreAnswer:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.models.answers import Event, Snapshot
+from sidecar.policy.review import REVIEW_REASONS
 from sidecar.program.notes import OTHER_MEMORY
 from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
@@ -36,6 +37,7 @@ SHOWN_DETAILS = frozenset(
             "since",
             "replaced",
             "pinned",
+            "included",
             "records",
             "written",
             "removed",
@@ -50,8 +52,13 @@ _FORK = re.compile(r"fork of (.+) at \S+\Z", re.DOTALL)
 
 
 def veil_reason(caller: Caller, reason: Reason) -> Reason:
-    """Return a reason without a message that may name other memories."""
-    return replace(reason, message=HIDDEN) if caller.restricted and reason.code in NAMING else reason
+    """Return a reason without a message that may name other memories; and for a caller that may not read memories,
+    without what is in them."""
+    if caller.restricted and reason.code in NAMING:
+        return replace(reason, message=HIDDEN)
+    if reason.code in REVIEW_REASONS and not caller.has_any((Verb.READ, Verb.RESTORE)):
+        return replace(reason, message=reason.headline)
+    return reason
 
 
 def veil_export(caller: Caller, receipt: ExportReceipt, *, own: bool = True) -> ExportReceipt:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import SidecarError
 from sidecar.policy.limits import CODES, REASONS
+from sidecar.policy.review import REVIEW_REASONS
 from sidecar.search.upkeep import HeadKeepsMoving
 from sidecar.store.encryption.opening import KeysLost
 
@@ -39,7 +40,7 @@ def list_problem_codes() -> list[str]:
 
 def list_reason_codes() -> list[str]:
     """Return the codes that the reason in a receipt can have: a guard, or the problem that an operation met."""
-    return sorted({*list_problem_codes(), *REASONS, *BESIDE_THE_HEAD} - set(OVER_HTTP))
+    return sorted({*list_problem_codes(), *REASONS, *REVIEW_REASONS, *BESIDE_THE_HEAD} - set(OVER_HTTP))
 
 
 def _is_of_service(kind: type[SidecarError]) -> bool:

@@ -16,10 +16,12 @@ from fastapi.responses import StreamingResponse
 from sidecar.engine import ExportRequest, queries
 from sidecar.engine.archives.tarballs import download
 from sidecar.engine.limits import build_bounds
+from sidecar.engine.reviews import Word
 from sidecar.host.files import CHUNK, open_spool
 from sidecar.ids import check_memory_id
 from sidecar.models.answers import (
     Acceptance,
+    Declined,
     Deleted,
     Forked,
     Head,
@@ -28,7 +30,7 @@ from sidecar.models.answers import (
     SnapshotContents,
     Snapshots,
 )
-from sidecar.models.requests import AcceptBody, ForkBody, RollbackBody
+from sidecar.models.requests import AcceptBody, DeclineBody, ForkBody, RollbackBody
 from sidecar.receipts import ExportReceipt
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.visibility import veil_reason, veil_row
@@ -49,6 +51,7 @@ Order = Annotated[
     Literal["name", "oldest", "largest"],
     Query(description="By name, or the worst first: at most 50, without a `next`."),
 ]
+WAITING = DeclineBody()
 Wanted = Annotated[str, Query(max_length=1000, description="A snapshot's id, `latest` or `@TIME`.")]
 
 
@@ -60,9 +63,11 @@ async def list_memories(request: Request, limit: Limit = PAGE, after: After = ""
     caller, sidecar = get_caller(request), get_sidecar(request)
     view, repository = caller if caller.restricted else None, sidecar.engine.repository
     if order == "name":
-        return await queries.list_memories(repository, view, limit=limit, after=after)
-    worst = sidecar.metrics.rank(order)
-    return await queries.describe_folders(repository, worst, view, limit=min(limit, MOST_RANKED))
+        found = await queries.list_memories(repository, view, limit=limit, after=after)
+    else:
+        worst = sidecar.metrics.rank(order)
+        found = await queries.describe_folders(repository, worst, view, limit=min(limit, MOST_RANKED))
+    return replace(found, may_change=caller.has_any([Verb.CHANGE]))
 
 
 @router.get("/memories/{memory}", responses=READING)
@@ -173,6 +178,8 @@ async def fork_memory(request: Request, memory: MemoryId, body: ForkBody) -> For
     """Begin a new memory with a copy of a snapshot."""
     caller = get_caller(request)
     caller.require(Verb.EXPORT, check_memory_id(body.memory), "begin a memory")
+    if get_sidecar(request).engine.review.covers(body.memory):  # its first head would be one that nobody accepted
+        caller.require(Verb.CHANGE, body.memory, "begin a memory that is under review with a copy")
     return await get_sidecar(request).fork(memory, body.memory, body.snapshot, caller=caller)
 
 
@@ -186,9 +193,19 @@ async def rollback_memory(request: Request, memory: MemoryId, body: RollbackBody
 @router.post("/memories/{memory}/acceptances", responses=CHANGING)
 @needs(Verb.CHANGE)
 async def accept_snapshot(request: Request, memory: MemoryId, body: AcceptBody = NEWEST) -> Acceptance:
-    """Make a snapshot the head that a guard rejected, or that has diverged; the one it replaces is pinned."""
-    done = await get_sidecar(request).accept(memory, body.snapshot)
-    return replace(done, reason=veil_reason(get_caller(request), done.reason))
+    """Make a snapshot the head that waits for a review, was rejected or has diverged. Nothing is removed."""
+    caller = get_caller(request)
+    word = Word(by=caller.name, because=body.because)
+    done = await get_sidecar(request).accept(memory, body.snapshot, word)
+    return replace(done, reason=veil_reason(caller, done.reason))
+
+
+@router.post("/memories/{memory}/declines", responses=CHANGING)
+@needs(Verb.CHANGE)
+async def decline_snapshot(request: Request, memory: MemoryId, body: DeclineBody = WAITING) -> Declined:
+    """Keep a snapshot from ever becoming the head, and what grows out of it until it is accepted by itself."""
+    word = Word(by=get_caller(request).name, because=body.because)
+    return await get_sidecar(request).decline(memory, body.snapshot, word)
 
 
 @router.delete("/memories/{memory}", responses=CHANGING)

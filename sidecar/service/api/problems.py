@@ -69,6 +69,8 @@ STATUS: tuple[tuple[type[SidecarError], int], ...] = (
     (errors.LimitExceeded, 413),
     (errors.NoIndex, 409),
     (errors.NothingToAccept, 409),
+    (errors.AlreadyDecided, 409),
+    (errors.NotReviewed, 409),
     (errors.SearchError, 503),
     (NotAnArchive, 422),
     (SpoolFull, 507),

@@ -77,6 +77,7 @@ async def get_metrics(request: Request) -> Response:
         waiting=sidecar.operations.waiting,
         attached=len(keeper.looked_after),
         at_risk=len(keeper.at_risk()),
+        pending=sum(one.is_pending for one in keeper.at_risk()),
         missing=len(sidecar.wanted.missing) if sidecar.wanted else 0,
     )
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -15,6 +15,7 @@ from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ids import ATTACHMENTS, CONVERSATIONS, build_attachment_key, build_conversation_key, is_plain_id
 from sidecar.models import answers
+from sidecar.policy.review import PENDING
 from sidecar.ports import ObjectInfo, Store
 
 OPEN, IDLE, LOST, ENDED = "open", "idle", "lost", "ended"
@@ -87,6 +88,11 @@ class Attachment(answers.Attachment):
     @property
     def problem_code(self) -> str:
         return self.problem.partition(":")[0]
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its last export is kept and only waits for a review."""
+        return self.problem_code == PENDING
 
     def change_state(self, state: str) -> Attachment:
         """Return it in another state, as of now."""

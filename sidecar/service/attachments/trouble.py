@@ -6,6 +6,7 @@ from __future__ import annotations
 from sidecar.errors import SidecarError
 from sidecar.host.values import dataclass
 from sidecar.policy.limits import EMPTY, REASONS
+from sidecar.policy.review import PENDING
 from sidecar.receipts import ExportOutcome, ExportReceipt
 
 LIMIT = "limit-"
@@ -40,7 +41,7 @@ def find_save_problem(receipt: ExportReceipt) -> SaveProblem | None:
         )
     code = reason.code if reason else receipt.outcome.value
     kind = receipt.outcome.value if code == receipt.outcome.value else f"{receipt.outcome.value} ({code})"
-    return SaveProblem(kind, reason.message if reason else "No reason was given.", _advise(receipt, code))
+    return SaveProblem(kind, reason.headline if reason else "No reason was given.", _advise(receipt, code))
 
 
 def build_save_problem(problem: SidecarError) -> SaveProblem:
@@ -52,6 +53,11 @@ def _advise(receipt: ExportReceipt, code: str) -> str:
     """Return what a person can do about an export that is not the head."""
     if code.startswith(LIMIT):
         return "Raise the limit in the config's [limits], or make the memory smaller. Nothing was kept; the sandbox has it."
+    if code == PENDING:
+        return (
+            f"It is kept as {receipt.snapshot}, and waits: `memory-sidecar accept {receipt.memory} {receipt.snapshot}` makes it"
+            " the head, `decline` keeps it from ever becoming it."
+        )
     advice = []
     if receipt.snapshot is not None:
         head = f" {receipt.head}" if receipt.head else ""

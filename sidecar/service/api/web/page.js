@@ -19,9 +19,9 @@ function takeToken() {
 
 class Refused extends Error {}
 
-async function ask(path, more = {}) {
+async function ask(path, more = {}, how = {}) {
   const headers = token ? { authorization: `Bearer ${token}`, ...more } : more;
-  const answer = await fetch(path, { headers });
+  const answer = await fetch(path, { headers, ...how });
   if (answer.status === 401 || answer.status === 403) throw new Refused();
   return answer;
 }
@@ -103,13 +103,13 @@ async function health() {
 
 async function look() {
   await health();
-  const { store, memories } = await json("v1/memories");
+  const { store, memories, may_change } = await json("v1/memories");
   const { attachments, missing, noticed } = await json("v1/attachments");
   one("store").replaceChildren(breakable(store));
   fill("memories", memories.map((memory) => row(
     [link(memory.memory, () => { shown = memory.memory; refresh(); })],
     memory.problem ? [memory.problem, "bad"] : [memory.created ? ago(memory.created) : "none became the head"],
-    [String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
+    [memory.pending ? `${memory.snapshots} (${memory.pending} pending)` : String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
   )));
   fill("attached", missing.map((one) => row(
     [one.memory], [one.on], ["missing", "bad"], ["", "whole"], [""], [lines(`since ${ago(one.since)}`, one.problem), "bad"],
@@ -121,7 +121,58 @@ async function look() {
     [one.memory], [one.sandbox], [one.state, { failed: "bad", refused: "bad" }[one.state]], ["", "whole"], [""],
     [lines(one.problem, one.hint), one.state === "reader" ? "" : "bad"],
   ))));
+  await waiting(memories, may_change);
   await snapshots();
+}
+
+// The rows are made again only when others wait: somebody may be writing a reason in one.
+let waits = "";
+async function waiting(memories, may) {
+  const rows = [];
+  const ids = [may];
+  for (const memory of memories.filter((memory) => memory.pending)) {
+    const answer = await ask(`v1/memories/${encodeURIComponent(memory.memory)}/snapshots`);
+    const found = answer.ok ? (await answer.json()).snapshots : [];
+    for (const snapshot of found.filter((snapshot) => snapshot.standing === "pending").slice(0, MOST_ROWS)) {
+      ids.push(memory.memory, snapshot.snapshot);
+      rows.push(row(
+        [memory.memory], [link(snapshot.snapshot, () => { shown = memory.memory; inspect(memory.memory, snapshot.snapshot); refresh(); })],
+        [ago(snapshot.created), "whole"], [snapshot.conversation || snapshot.sandbox, "faint"],
+        [block(snapshot.pending), "faint"], [may ? decision(memory.memory, snapshot.snapshot) : ""],
+      ));
+    }
+  }
+  if (waits === ids.join("\n")) return;
+  waits = ids.join("\n");
+  fill("waiting", rows);
+}
+
+function decision(memory, snapshot) {
+  const form = document.createElement("form");
+  const because = document.createElement("input");
+  because.placeholder = "why";
+  because.maxLength = 500;
+  because.setAttribute("aria-label", `Why ${snapshot} is accepted or declined`);
+  form.append(because);
+  for (const [word, path] of [["Accept", "acceptances"], ["Decline", "declines"]]) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = word;
+    button.onclick = () => decide(memory, path, { snapshot, because: because.value }, form);
+    form.append(button);
+  }
+  form.onsubmit = (event) => event.preventDefault();
+  return form;
+}
+
+async function decide(memory, path, body, form) {
+  for (const part of form.elements) part.disabled = true;
+  const answer = await ask(`v1/memories/${encodeURIComponent(memory)}/${path}`, { "content-type": "application/json" }, { method: "POST", body: JSON.stringify(body) });
+  const said = await answer.json();
+  one("decided").textContent = answer.ok ? `${body.snapshot} of ${memory}: ${path === "declines" ? "declined" : "accepted"}.` : said.detail;
+  one("decided").className = answer.ok ? "none" : "bad";
+  waits = "";
+  await refresh();
 }
 
 async function snapshots() {
@@ -130,7 +181,7 @@ async function snapshots() {
   const rows = answer.ok ? (await answer.json()).snapshots : [];
   one("of").replaceChildren(breakable(shown));
   fill("snapshots", rows.map((snapshot) => row(
-    [link(snapshot.snapshot, () => inspect(shown, snapshot.snapshot))], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad" }[snapshot.standing]],
+    [link(snapshot.snapshot, () => inspect(shown, snapshot.snapshot))], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad", pending: "bad", declined: "bad" }[snapshot.standing]],
     snapshot.created ? [ago(snapshot.created), "whole"] : [snapshot.problem, "bad"], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
     [counted(snapshot.changes), "faint"], [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
   )));
@@ -166,11 +217,14 @@ async function inspect(memory, snapshot) {
 }
 
 function difflines(record) {
-  const text = record.diff.length ? record.diff.join("\n") : record.text || "";
+  return block(record.diff.length ? record.diff.join("\n") : record.text || "");
+}
+
+function block(text) {
   if (!text) return "";
-  const block = document.createElement("pre");
-  block.textContent = text.length > 2000 ? `${text.slice(0, 2000)}…` : text;
-  return block;
+  const whole = document.createElement("pre");
+  whole.textContent = text.length > 2000 ? `${text.slice(0, 2000)}…` : text;
+  return whole;
 }
 
 // What a restore left as it was, saved first or set aside.

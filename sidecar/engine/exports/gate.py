@@ -1,0 +1,124 @@
+"""The last questions before an export becomes the head, once no guard objects: what was declined, checks of one's own, and
+a person's review.
+
+None of them gives way to repetition or to force. What grows out of a snapshot that was declined is rejected until a person
+accepts it; what grows out of one that waits, waits with it, whatever the config of this process says: that is known from
+the store. Whether a review is asked for in the first place is up to the config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sidecar.engine.exports.arrival import CheckedExport
+from sidecar.engine.exports.decision import Verdict, find_replaced_head
+from sidecar.engine.exports.run import ExportRun
+from sidecar.errors import SnapshotDamaged
+from sidecar.format.protocol import ExportAnswer
+from sidecar.host.text import make_printable
+from sidecar.ids import MemoryKeys
+from sidecar.policy.review import DECLINED, PENDING
+from sidecar.receipts import Accepted, Reason
+from sidecar.store.manifest import Manifest
+from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
+
+GREW = "It grew out of {snapshot}, which {by} declined{why}."
+UNREADABLE = "What was decided in reviews cannot be read, so this waits for one: {problem}"
+
+
+async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, verdict: Verdict) -> Verdict:
+    """Return the verdict on a snapshot that may become the head as far as guards go, after checks and review.
+    ``manifest`` is the new one, or the stored one if nothing changed since."""
+    if not verdict.moves:
+        return verdict
+    reviews, problem = await _read_reviews(run)
+    line, kept = _list_line(run, checked.answer), checked.arrived is None
+    row = reviews.rows.get(manifest.snapshot)
+    if kept and row is not None and row.decision == ACCEPTED and not row.within:
+        return verdict  # whoever accepted it was killed before the head moved
+    if declined := next((one for one in line if one in reviews.declined), ""):
+        return _hold(verdict, Reason(code=DECLINED, message=_explain_decline(declined, manifest, reviews)))
+    if kept and reviews.is_pending(manifest):
+        return _hold(verdict, Reason(code=PENDING, message=reviews.find_reason(manifest)))
+    checks = [check for check in run.engine.checks if check.covers(run.request.memory)]
+    waits = run.engine.review.covers(run.request.memory) or bool(problem) or _grew_from_pending(checked, reviews, line)
+    if not checks and not waits:
+        return verdict
+    if kept and waits and run.state.head is not None and run.state.head.was_head(manifest.snapshot):
+        return replace(verdict, moves=False, accepted=None)  # an earlier head: ``rollback`` goes back to it
+    from sidecar.engine.exports.candidate import examine_candidate  # late: most exports meet neither
+
+    head = await find_replaced_head(run, checked.base)
+    failed, told = await examine_candidate(run, checked, (manifest, head), checks)
+    if failed is not None:
+        return _hold(verdict, failed)
+    if not waits:
+        return verdict
+    if verdict.accepted is not None:
+        told = f"{told}\n{_tell_objections(verdict.accepted)}"
+    if problem:
+        run.warnings.append(problem)
+    return _hold(verdict, Reason(code=PENDING, message=told[:LONGEST_REASON]))
+
+
+async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> None:
+    """List a snapshot among those that wait, before it is stored. ``reason``: why, if its manifest does not say."""
+    row = ReviewRow(decision=PENDING, at=format_now(), reason=reason)
+
+    def change(reviews: Reviews) -> dict[str, ReviewRow]:
+        return {} if manifest.snapshot in reviews.rows else {manifest.snapshot: row}
+
+    try:
+        await change_reviews(run.engine.repository.store, manifest.memory, run.survey.snapshots, change)
+    except SnapshotDamaged:
+        if reason:
+            raise
+        # Its manifest says that it waits: that alone keeps it from becoming the head.
+
+
+def _hold(verdict: Verdict, reason: Reason) -> Verdict:
+    return replace(verdict, moves=False, reason=reason, accepted=None, codes=())
+
+
+async def _read_reviews(run: ExportRun) -> tuple[Reviews, str]:
+    """Return the reviews, and a warning if they cannot be read. Where the listing has none, the first decision since then
+    writes the head again, and this export loses the swap."""
+    store, memory = run.engine.repository.store, run.request.memory
+    if MemoryKeys.of(memory).reviews not in run.survey.sizes:
+        return Reviews(), ""
+    try:
+        return (await read_reviews(store, memory))[0], ""
+    except SnapshotDamaged as damage:
+        return Reviews(), UNREADABLE.format(problem=damage.message)
+
+
+def _list_line(run: ExportRun, answer: ExportAnswer) -> list[str]:
+    """Return the snapshots that the sandbox's memory grew out of since it left the line of heads, newest first."""
+    line: list[str] = []
+    if run.request.adopt:
+        return line
+    for snapshot in answer.lineage:
+        if run.state.head is not None and run.state.head.was_head(snapshot):
+            break
+        line.append(snapshot)
+    return line
+
+
+def _grew_from_pending(checked: CheckedExport, reviews: Reviews, line: list[str]) -> bool:
+    """Whether it grew out of a snapshot that waits: by the memory's reviews, or by what its base says of itself."""
+    base = checked.base
+    return not set(line).isdisjoint(reviews.pending) or (
+        base is not None and base.snapshot in line and reviews.is_pending(base)
+    )
+
+
+def _explain_decline(declined: str, manifest: Manifest, reviews: Reviews) -> str:
+    row = reviews.rows[declined]
+    by, why = make_printable(row.by) or "somebody", f": {make_printable(row.because)}" if row.because else ""
+    if declined == manifest.snapshot:
+        return f"{by} declined it{why}."
+    return GREW.format(snapshot=declined, by=by, why=why)
+
+
+def _tell_objections(accepted: Accepted) -> str:
+    return "\n".join(f"! {reason.message} [{reason.code}]" for reason in accepted.reasons)
