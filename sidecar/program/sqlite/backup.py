@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import threading
 import time
 from typing import NamedTuple
 from urllib.parse import quote
@@ -52,16 +53,76 @@ def compute_database_signature(place: str) -> list[list[int]]:
     return rows
 
 
+class RunningCopy:
+    """A database that is copied to the new file ``target``, and checked, in a thread: while SQLite works, other threads
+    run.
+
+    The rows of the tables ``emptied`` are not in the copy. SQLite opens files by their paths and follows links. With
+    ``strict``, what it opened must be the very file found at this path without following any link.
+    """
+
+    def __init__(
+        self, source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
+    ) -> None:
+        self.source = source
+        self.target = target
+        self._page = 0
+        self._check = ""
+        self._problem: BaseException | None = None
+        self._copied = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(wait, emptied, strict), daemon=True)
+        self._thread.start()
+
+    def _run(self, wait: float, emptied: list[str] | None, strict: bool) -> None:
+        try:
+            self._check = _copy_live(self.source, self.target, wait, emptied, strict)
+            if self._check:
+                return
+            self._page = read_page_size(self.target)
+            self._copied.set()
+            self._check = quick_check(self.target)
+        except BaseException as problem:  # raised by who waits for it
+            self._problem = problem
+        finally:
+            self._copied.set()
+
+    def read_page(self) -> int:
+        """Wait for the copy, which may not be checked yet. Return its page size; 0 if it is no database.
+
+        Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could not be opened or
+        the copy not written.
+        """
+        self._copied.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self._page
+
+    def read_check(self) -> str:
+        """Wait for the check. Return "ok" or SQLite's problem: a damaged database is still copied."""
+        self._thread.join()
+        if self._problem is not None:
+            raise self._problem
+        return self._check
+
+    def remove(self) -> None:
+        """Remove the copy, once nothing works on it any more."""
+        self._thread.join()
+        for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+            if os.path.exists(self.target + tail):
+                os.unlink(self.target + tail)
+
+
 def copy_database(
     source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
 ) -> DatabaseCopy:
-    """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
+    """Copy a database as ``RunningCopy`` does, and wait for the check."""
+    copy = RunningCopy(source, target, wait, emptied, strict)
+    check = copy.read_check()
+    return DatabaseCopy(target, copy.read_page(), check)
 
-    SQLite opens files by their paths and follows links. With ``strict``, what it opened must be the very file found at
-    this path without following any link. ``check`` is "ok" or SQLite's problem: a damaged database is still copied.
-    Raise Refusal (``database-busy``, retryable) if writers leave no gap within ``wait`` seconds, or if the database
-    cannot be opened or the copy not written.
-    """
+
+def _copy_live(source: str, target: str, wait: float, emptied: list[str] | None, strict: bool) -> str:
+    """Copy a database. Return why the copy is damaged; "" if that is not known yet. Raise Refusal."""
     deadline = time.monotonic() + wait
     try:
         while not _try_strict_copy(source, target, deadline, strict):
@@ -73,10 +134,9 @@ def copy_database(
         raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
     except sqlite3.DatabaseError as problem:
         _copy_file(source, target)
-        return DatabaseCopy(target, 0, str(problem))
+        return str(problem) or "it is no database"
     _keep_counters(source, target)
-    left = _clear_tables(target, emptied) if emptied else ""
-    return DatabaseCopy(target, read_page_size(target), left or quick_check(target))
+    return _clear_tables(target, emptied) if emptied else ""
 
 
 def _clear_tables(place: str, tables: list[str]) -> str:
