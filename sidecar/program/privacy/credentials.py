@@ -408,7 +408,7 @@ _SEARCHES: Tuple[Tuple[bytes, Expression, Callable[[bytes, int], "Span | None"]]
 )
 
 
-SELDOM = 2048
+SELDOM = 8192
 """An anchor that is seen less often than once in so many bytes is looked for by ``find``, which passes over all others ten
 times as fast as an expression does, and is slower for each that it finds."""
 
