@@ -67,6 +67,7 @@ def hash_blocks(data: bytes, block: int) -> bytes:
 
 def digest_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
     """Read up to ``size`` bytes and pass the blocks to ``sink``. Return the digest, the sums and the number of bytes read."""
+    block = max(block, 1)
     if size <= block:
         data = stream.read(size)
         if sink is not None and data:
