@@ -10,6 +10,7 @@ Byte offsets are those of https://www.sqlite.org/fileformat2.html, section 1.3 (
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -28,6 +29,7 @@ HEADER = 100
 # counter, the schema cookie, the version-valid-for number and the library's version.
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
+WAL_HEADER, INDEX_HEADER = 32, 48
 SQLITE_DONE = 101
 SIZEABLE = 1 << 20
 CHUNK = 1 << 20
@@ -47,10 +49,29 @@ def compute_database_signature(place: str) -> list[list[int]]:
     for tail in ("", WAL_TAIL, JOURNAL_TAIL):
         try:
             status = os.stat(place + tail)
-            rows.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
         except FileNotFoundError:
             rows.append([])
+            continue
+        row = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        # Where this runs as root, SQLite sets the owner of the log of each database that it opens, to read as well, and
+        # that sets the log's ctime: a database whose log is there would be copied each time because it was copied
+        # before. So its time is when it was written to, and it is also known by what SQLite says of its contents.
+        rows.append([_identify_log(place), *row[1:4], status.st_mtime_ns] if tail == WAL_TAIL else row)
     return rows
+
+
+def _identify_log(place: str) -> int:
+    """Return a number for what the log of a database says: its header, with salts that are new when it begins again, and
+    the wal-index's, with the number, the checksum and the change counter of the last commit (walformat.html, section
+    2.1; the file format's section 4.1)."""
+    said = hashlib.sha256()
+    for tail, length in ((WAL_TAIL, WAL_HEADER), (SHM_TAIL, INDEX_HEADER)):
+        try:
+            with open(places.open_file(place + tail), "rb") as file:
+                said.update(file.read(length))
+        except (OSError, Refusal):
+            said.update(b"-")
+    return int.from_bytes(said.digest()[:7], "big")
 
 
 class RunningCopy:
