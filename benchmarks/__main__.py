@@ -76,11 +76,15 @@ def _write(heading: str, found: dict[str, str]) -> None:
     pieces = PART.split(RESULTS.read_text())
     kept = {name: text.strip() + "\n" for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
     when = heading.partition("Measured on ")[2].partition("\n")[0]
-    kept |= {
-        name: f"{text.strip()}\n\nMeasured on {when}: `python -m benchmarks {name}`.\n" for name, text in found.items()
-    }
+    kept |= {name: f"{text.strip()}\n\n{_tell_when(when, name)}\n" for name, text in found.items()}
     parts = "\n".join(f"<!-- part: {name} -->\n{kept[name]}" for name in FULL if name in kept)
     RESULTS.write_text(f"{heading.replace('Measured on', 'Measured, the last of it on')}\n{parts}")
+
+
+def _tell_when(when: str, name: str) -> str:
+    """Say how a part was measured: on a busy machine only what is by turns can be compared, and best its CPU time."""
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    return f"Measured on {when}, by `python -m benchmarks {name}`. The machine's load at its end: {load}."
 
 
 def _heading(quick: bool) -> str:

@@ -32,4 +32,4 @@ def test_results_of_other_parts_stay_as_they_are(tmp_path: Path, monkeypatch: py
     text = results.read_text()
     assert "1 s" in text and "3 s" in text and "4 s" in text and "2 s" not in text
     assert text.index("## Peers") < text.index("## Large") < text.index("## Files")
-    assert text.count("Measured on 2026-01-02: `python -m benchmarks files`.") == 1
+    assert text.count("Measured on 2026-01-02, by `python -m benchmarks files`. The machine's load at its end: ") == 1
