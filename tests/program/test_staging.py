@@ -13,7 +13,6 @@ from sidecar.format import digests
 from sidecar.format.index import DIR, FILE, Change, Entry, Index
 from sidecar.format.packs import Packer
 from sidecar.format.refusal import Refusal
-from sidecar.program.restore import staging
 from sidecar.program.restore.staging import Unpacker
 
 BLOCK = 4096
@@ -74,7 +73,7 @@ def test_a_patched_file_is_known_without_reading_it_again(
     old = random.Random(before).randbytes(before)
     new, blocks = _change(old, after, after)
     unpacker = _unpack(tmp_path, [(old, None), (new, blocks)], _describe(new))
-    monkeypatch.setattr(staging.digests, "digest_stream", lambda *words: pytest.fail("it was read again"))
+    monkeypatch.setattr(digests, "digest_stream", lambda *words: pytest.fail("it was read again"))
     staged = unpacker.checked()[PATH]
     assert Path(staged.place).read_bytes() == new
     assert staged.sums == _describe(new).sums

@@ -45,7 +45,7 @@ class DatabaseCopy(NamedTuple):
 
 def compute_database_signature(place: str) -> list[list[int]]:
     """Return the stat signature of a database and its logs: any commit changes it."""
-    rows = []
+    rows: list[list[int]] = []
     for tail in ("", WAL_TAIL, JOURNAL_TAIL):
         try:
             status = os.stat(place + tail)
