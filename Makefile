@@ -13,7 +13,7 @@ help:
 	@echo "make servers    the store's contract and races over MinIO, versitygw and s3proxy (Go and Java; minutes to make them, once)"
 	@echo "make faults     every injected fault, at every step, at both providers, and what came of it (minutes)"
 	@echo "make outage     an hour of exports while Postgres is away, and what is found afterwards"
-	@echo "make bench      measure: a 2 GB memory, warm exports, unchanged ones (minutes, 10 GB of disk)"
+	@echo "make bench      measure, beside restic and borg, and write benchmarks/results.md and docs/plots (an hour, 10 GB of disk)"
 	@echo "make image      build the container image and check what it promises (docker or podman)"
 	@echo "make lint       ruff and mypy"
 	@echo "make lock       choose the newest versions of what is installed, and write them down: requirements.lock, the SBOM"
@@ -91,7 +91,7 @@ sbom:
 	$(PYTHON) deploy/lock.py --bill
 
 bench: .venv/dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write
 
 clean:
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache

@@ -5,19 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import arrivals, encryption, large, providers, reading, search, service, tenants, warm
+from benchmarks import arrivals, encryption, growth, large, peers, providers, reading, search, service, tenants, warm
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
+PLOTS = Path(__file__).resolve().parents[1] / "docs/plots"
+PART = re.compile(r"^<!-- part: (\S+) -->\n", re.MULTILINE)
+"""Before each section of the results: the part it comes from."""
 MB = 1_000_000
 
 FULL: dict[str, Callable[[Path], Section]] = {
+    "peers": lambda folder: peers.measure(folder, 1, 5),
+    "growth": lambda folder: growth.measure(folder, 1, 40, (1, 25, 50, 100, 200), folder / "plots"),
     "large": lambda folder: large.measure(folder, 2000 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 50 * MB, 10),
     "files": lambda folder: warm.measure_small_files(folder, 8415),
@@ -30,6 +37,8 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "search": lambda folder: search.measure(folder, 1_000_000),
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
+    "peers": lambda folder: peers.measure(folder, 0.05, 1),
+    "growth": lambda folder: growth.measure(folder, 0.05, 3, (1, 5), folder / "plots"),
     "large": lambda folder: large.measure(folder, 60 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 5 * MB, 3),
     "files": lambda folder: warm.measure_small_files(folder, 1000),
@@ -51,16 +60,35 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(FULL):
         parser.error(f"there is no part {min(unknown)!r}")
-    text = _heading(options.quick)
-    print(text)
+    heading = _heading(options.quick)
+    print(heading)
+    found: dict[str, str] = {}
     for name in options.parts or FULL:
         with tempfile.TemporaryDirectory(prefix="sidecar-bench-") as folder:
             section = (QUICK if options.quick else FULL)[name](Path(folder))
-        print(section.markdown(), flush=True)
-        text += "\n" + section.markdown()
-    if options.write:
-        RESULTS.write_text(text)
+            if options.write and (drawn := Path(folder) / "plots").is_dir():
+                shutil.copytree(drawn, PLOTS, dirs_exist_ok=True)
+        found[name] = section.markdown()
+        print(found[name], flush=True)
+        if options.write:
+            _write(heading, found)
     return 0
+
+
+def _write(heading: str, found: dict[str, str]) -> None:
+    """Write the results. The sections of parts that were not measured stay as they are, with their own date."""
+    pieces = PART.split(RESULTS.read_text())
+    kept = {name: text.strip() + "\n" for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
+    when = heading.partition("Measured on ")[2].partition("\n")[0]
+    kept |= {name: f"{text.strip()}\n\n{_tell_when(when, name)}\n" for name, text in found.items()}
+    parts = "\n".join(f"<!-- part: {name} -->\n{kept[name]}" for name in FULL if name in kept)
+    RESULTS.write_text(f"{heading.replace('Measured on', 'Measured, the last of it on')}\n{parts}")
+
+
+def _tell_when(when: str, name: str) -> str:
+    """Say how a part was measured: on a busy machine only what is by turns can be compared, and best its CPU time."""
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    return f"Measured on {when}, by `python -m benchmarks {name}`. The machine's load at its end: {load}."
 
 
 def _heading(quick: bool) -> str:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import homes, peers
+from benchmarks import homes
 from benchmarks.measure import Run, bytes_in, changed_pages, copy_database, gzipped, sidecar
 from benchmarks.table import Section, seconds, size
 
@@ -87,7 +87,6 @@ def measure_conversations(folder: Path, database: int, count: int) -> Section:
     added = bytes_in(folder / "store") - before
     trips = run.receipt["round_trips"]
     section.add("nothing new", f"{seconds(run.seconds)}, round trips: {trips}, {added} B added")
-    peers.measure(section, folder, lambda: homes.converse(folder / "home", homes.Words(5, 1 << 20)))
     return section
 
 

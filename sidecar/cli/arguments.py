@@ -96,8 +96,15 @@ def _build_epilog(name: str) -> str:
     return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
+class _Absent:
+    """A command that is left out of the parser: takes every option, and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *words, **options: self
+
+
+def build_parser(only: str = "") -> argparse.ArgumentParser:
+    """Build the parser of the whole command line; with ``only``, of that command alone, which is done sooner."""
     root = argparse.ArgumentParser(
         prog="memory-sidecar",
         description="Makes an agent's memory outlive its sandbox.",
@@ -107,7 +114,9 @@ def build_parser() -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"memory-sidecar {__version__}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def command(name: str, summary: str) -> argparse.ArgumentParser:
+    def command(name: str, summary: str) -> Any:
+        if only and name != only:
+            return _Absent()
         sub = commands.add_parser(
             name,
             help=summary,

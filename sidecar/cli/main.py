@@ -71,6 +71,7 @@ COMMANDS = {
     "rekey": "keys.run_rekey",
     "audit": "audit.run_audit",
 }
+KNOWN = frozenset({*COMMANDS, "config", "keygen", "token", "completion", "demo"})
 WITH_INDEX = frozenset(
     {"search", "index", "doctor", "serve", "run", "export", "import", "fork", "rollback", "accept", "delete"}
 )
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parse(words, wants_json)
         if args.command not in LASTING:
             gc.set_threshold(SELDOM)
+            gc.freeze()
         if args.command == "config":
             from sidecar.cli.config import run_config
 
@@ -125,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: Sequence[str], wants_json: bool) -> argparse.Namespace:
-    commands = build_parser()
+    commands = build_parser(words[0] if words and words[0] in KNOWN else "")
 
     def refuse(sub: argparse.ArgumentParser, message: str) -> NoReturn:
         message = suggest_command(commands, message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
 from pathlib import Path
@@ -172,8 +171,10 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
     direct = table.get("direct", False) if direct is None else direct
     if not isinstance(direct, bool):
         raise BadConfig("direct must be true or false.", at=("direct",))
-    layouts = {**load_built_in(), **read_custom_layouts(table.get("layouts", {}))}
-    check_layout_patterns(layouts.values())
+    layouts: Mapping[str, Layout] = load_built_in()
+    if table.get("layouts"):
+        layouts = {**layouts, **read_custom_layouts(table["layouts"])}
+        check_layout_patterns(layouts.values())
     limits = check_limits(read_section(table, "limits", Limits), list_given_keys(table, "limits", Limits), layouts)
     guards = check_guards(read_section(table, "guards", Guards), layouts)
     timing = check_timing(read_section(table, "timing", Timing))
@@ -198,7 +199,7 @@ def _build_config(table: dict[str, Any], store: str | None) -> Config:
         watch=_build_watches(table.get("watch", [])),
         review=check_review(read_section(table, "review", Review)),
         checks=_build_checks(table.get("checks", [])),
-        layouts=apply_required(layouts, guards),
+        layouts=apply_required(layouts, guards) if guards.layouts else layouts,
     )
 
 
@@ -292,6 +293,10 @@ def _build_retention(table: dict[str, Any], timing: Timing) -> Retention:
 
 
 def _parse_toml(text: str, file: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    import tomllib  # late: usually there is no file
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:

@@ -21,7 +21,10 @@ class Readable(Protocol):
 
 
 Sink = Callable[[int, bytes, bytes], None]
-"""A callback that receives a block's number, its bytes and its sum."""
+"""A callback that receives some blocks: the number of the first, the bytes of all, and their sums."""
+
+# Blocks are read this many bytes at a time, for a database's pages are small. Never more than one block of another file.
+AT_ONCE = 256 * 1024
 
 
 def choose_block_size(size: int, page: int = 0) -> int:
@@ -52,27 +55,33 @@ def digest_bytes(data: bytes, block: int) -> tuple[str, bytes]:
     """Return the digest and the block sums of bytes in memory; no sums for a single block."""
     if len(data) <= block:
         return hashlib.sha256(data).hexdigest(), b""
-    sums = b"".join(hash_block(data[at : at + block]) for at in range(0, len(data), block))
+    sums = hash_blocks(data, block)
     return digest_sums(sums), sums
 
 
+def hash_blocks(data: bytes, block: int) -> bytes:
+    """Return the sums of the blocks of some bytes, joined."""
+    view, sha256 = memoryview(data), hashlib.sha256
+    return b"".join([sha256(view[at : at + block]).digest()[:SUM_BYTES] for at in range(0, len(data), block)])
+
+
 def digest_stream(stream: Readable, size: int, block: int, sink: Sink | None = None) -> tuple[str, bytes, int]:
-    """Read up to ``size`` bytes and pass each block to ``sink``. Return the digest, the sums and the number of bytes read."""
+    """Read up to ``size`` bytes and pass the blocks to ``sink``. Return the digest, the sums and the number of bytes read."""
+    block = max(block, 1)
     if size <= block:
         data = stream.read(size)
         if sink is not None and data:
             sink(0, data, b"")
         return hashlib.sha256(data).hexdigest(), b"", len(data)
     sums = bytearray()
-    number = got = 0
+    got, most = 0, max(block, AT_ONCE // block * block)
     while got < size:
-        data = stream.read(min(block, size - got))
+        data = stream.read(min(most, size - got))
         if not data:
             break
-        one = hash_block(data)
-        sums += one
+        own = hash_blocks(data, block)
         if sink is not None:
-            sink(number, data, one)
-        number += 1
+            sink(got // block, data, own)
+        sums += own
         got += len(data)
     return digest_sums(bytes(sums)), bytes(sums), got

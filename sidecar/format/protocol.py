@@ -3,14 +3,13 @@
 The sidecar builds questions and reads answers, the program reads questions and builds answers. On the wire both are
 JSON; a field that has its default is left out. ``docs/protocol.md`` describes the exchange.
 
-The classes are neither frozen nor comparable: each method that a dataclass generates costs every command in a sandbox
-some time, and a class without them a third. Nothing here is changed once it was sent or received.
+The classes are neither frozen nor comparable. Nothing here is changed once it was sent or received.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from typing import (
     Any,
     ClassVar,
@@ -29,6 +28,7 @@ from typing import (
 )
 
 from sidecar.format.roots import get_root
+from sidecar.format.values import dataclass
 
 PROTOCOL = 1
 """The version of these declarations. A program that gets another number refuses to work."""

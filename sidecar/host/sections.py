@@ -54,6 +54,8 @@ def list_given_keys(table: Mapping[str, Any], name: str, kind: type[Any]) -> set
 
 def convert(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
     """Convert values to a type. Raise ``BadConfig``, naming the option."""
+    if not values:
+        return kind()
     try:
         return msgspec.convert(values, kind, strict=True)
     except msgspec.ValidationError as problem:

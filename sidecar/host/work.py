@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sidecar.errors import SandboxTimeout, SidecarError, UnpackTimeout
-
-if TYPE_CHECKING:
-    from tenacity import AsyncRetrying, RetryCallState
+from sidecar.host.values import dataclass
 
 A = TypeVar("A")
 T = TypeVar("T")
 MOST_THREADS = 16
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between two attempts, at first and at most, without the jitter of up to a second."""
 PARTING_SECONDS = 5.0
 """How long cancelled work is waited for, so that it does not write to a folder that is being removed."""
 
@@ -112,24 +113,52 @@ def _is_retryable(problem: BaseException) -> bool:
     return isinstance(problem, SidecarError) and problem.retryable and not isinstance(problem, SandboxTimeout)
 
 
-def _log_retry(state: RetryCallState) -> None:
-    problem = state.outcome.exception() if state.outcome else None
-    if isinstance(problem, SidecarError):
+@dataclass(slots=True)
+class Attempt:
+    """One attempt, as a context: an error in it that another attempt may get past is logged and not raised."""
+
+    last: bool
+    failed: bool = False
+
+    def __enter__(self) -> None:
+        self.failed = False
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> bool:
+        if problem is None or self.last or not _is_retryable(problem):
+            return False
+        assert isinstance(problem, SidecarError)
         logging.getLogger("sidecar").warning("trying again: %s [%s]", problem.message, problem.code)
+        self.failed = True
+        return True
 
 
-def retry_safely(attempts: int = 3) -> AsyncRetrying:
-    """Return the retry policy for steps that change nothing, or can be repeated: limited, with jitter."""
-    # late: a command that only reads the store does without it
-    from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+class Attempts:
+    """The attempts at a step, with more and more time between them, and jitter. It ends with the first that does not
+    fail."""
 
-    return AsyncRetrying(
-        retry=retry_if_exception(_is_retryable),
-        stop=stop_after_attempt(attempts),
-        wait=wait_exponential_jitter(multiplier=0.2, max=5),
-        before_sleep=_log_retry,
-        reraise=True,
-    )
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: list[Attempt] = []
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        count = len(self._made)
+        if count and not self._made[-1].failed:
+            raise StopAsyncIteration
+        if count:
+            await asyncio.sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 1) + random.random()))
+        self._made.append(Attempt(last=count + 1 == self._most))
+        return self._made[-1]
+
+
+def retry_safely(attempts: int = 3) -> Attempts:
+    """Return the attempts at a step that changes nothing, or can be repeated.
+
+    (Written out here, because importing ``tenacity`` takes a tenth of what a command needs to start.)
+    """
+    return Attempts(attempts)
 
 
 class Progress(Protocol):

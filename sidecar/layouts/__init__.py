@@ -6,11 +6,10 @@ The built-in layouts are the TOML files beside this module; users add their own,
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, field, replace
-from functools import cache
-from importlib import resources
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -218,12 +217,31 @@ def _convert_lists(value: Any) -> Any:
     return [_convert_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+class BuiltInLayouts(Mapping[str, Layout]):
+    """The layouts that come with the sidecar, by name. They are read when one is asked for: many commands need none."""
+
+    @cached_property
+    def _read(self) -> dict[str, Layout]:
+        import tomllib
+
+        files = Path(__file__).parent.glob("*.toml")
+        layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
+        return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
+
+    def __getitem__(self, name: str) -> Layout:
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
 @cache
-def load_built_in() -> dict[str, Layout]:
+def load_built_in() -> BuiltInLayouts:
     """Return the layouts that come with the sidecar, by name."""
-    files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(".toml"))
-    layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)
-    return {layout.name: layout for layout in sorted(layouts, key=lambda layout: layout.name)}
+    return BuiltInLayouts()
 
 
 def choose_layouts(names: Iterable[str], known: Mapping[str, Layout]) -> list[Layout]:

@@ -174,10 +174,10 @@ RESTORES = ("sidecar.engine.restores.steps", "sidecar.engine.restores.run")
 @pytest.mark.parametrize(
     ("words", "without"),
     [
-        (["export", "m", "--sandbox"], (*NOT_ASKED_FOR, *RESTORES, "sidecar.models.answers")),
-        (["restore", "m", "--sandbox"], (*NOT_ASKED_FOR, *EXPORTS, "sidecar.models.answers")),
-        (["list"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue", "tenacity")),
-        (["log", "m"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue")),
+        (["export", "m", "--sandbox"], (*NOT_ASKED_FOR, *RESTORES, "sidecar.models.answers", "tenacity")),
+        (["restore", "m", "--sandbox"], (*NOT_ASKED_FOR, *EXPORTS, "sidecar.models.answers", "tenacity")),
+        (["list"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue", "tenacity", "tomllib")),
+        (["log", "m"], (*NOT_ASKED_FOR, *EXPORTS, *RESTORES, "sidecar.engine.sandbox.dialogue", "tenacity", "tomllib")),
         (["pin", "m", "latest"], (*HEAVY, *EXPORTS, *RESTORES)),
         (["verify", "m"], (*HEAVY, *RESTORES)),
         (["records", "m"], HEAVY),
@@ -197,3 +197,33 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path, words: list[str], wi
     )
     ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
     assert ran.stdout.splitlines()[-1] == "0 []", ran.stdout + ran.stderr
+
+
+MOST_LOADED = {"list": 170, "log": 170, "export": 215, "restore": 210}
+"""How many modules, beyond those that ``asyncio`` and ``json`` load, a command may load: the cost of its start."""
+
+
+@pytest.mark.parametrize("verb", MOST_LOADED)
+def test_a_command_loads_few_modules(tmp_path: Path, verb: str) -> None:
+    store, home = tmp_path / "store", empty_home(tmp_path / "home")
+    write(home / "MEMORY.md", b"# one\n")
+    assert run_cli("export", "m", f"--sandbox=local:{home}", store=store).code == 0
+    words = {"list": ["list"], "log": ["log", "m"]}.get(verb, [verb, "m", f"--sandbox=local:{home}"])
+    program = (
+        "import asyncio, json, sys\nbefore = len(sys.modules)\nfrom sidecar.cli import main\n"
+        f"code = main({[*words, f'--store=file:{store}']!r})\nprint(code, len(sys.modules) - before)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    code, loaded = map(int, ran.stdout.splitlines()[-1].split())
+    assert code == 0 and loaded <= MOST_LOADED[verb], loaded
+
+
+def test_a_class_is_completed_when_it_is_first_used() -> None:
+    """What a command loads and does not use costs it next to nothing: no ``__init__`` was compiled."""
+    program = (
+        "import dataclasses\nmade = []\nplain = dataclasses.dataclass\n"
+        "dataclasses.dataclass = lambda *a, **k: made.append(1) or plain(*a, **k)\n"
+        "import sidecar.format.protocol\nprint(len(made))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == ["0"], ran.stdout + ran.stderr

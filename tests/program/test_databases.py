@@ -8,12 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sidecar.format.refusal import Refusal
 from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
+from tests.parts.homes import PROJECT
 
 
 def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:
@@ -182,3 +184,27 @@ def test_free_pages_are_counted_with_what_is_in_the_log_and_nothing_changes(tmp_
     pages, free = (writer.execute(f"PRAGMA {what}").fetchone()[0] for what in ("page_count", "freelist_count"))
     assert measure(str(place)) == (pages * 4096, free * 4096)
     writer.close()
+
+
+PEAK = """
+import sys
+from sidecar.program.sqlite import pages
+assert not pages.may_concern(sys.argv[1], lambda data: False, None)
+assert not pages.has_remains(sys.argv[1], lambda data: False)
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_looking_through_a_large_database_takes_little_memory(tmp_path: Path) -> None:
+    place = tmp_path / "large.db"
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("PRAGMA synchronous=OFF")
+        database.execute("CREATE TABLE rows (data BLOB)")
+        database.executemany("INSERT INTO rows VALUES (zeroblob(?))", [(100_000,)] * 2000)
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAK, str(place)], cwd=PROJECT, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert place.stat().st_size > 190_000_000
+    assert int(ran.stdout) < 80, "MB; the file has 200"

@@ -84,7 +84,7 @@ class World:
         before = await packs_in(self.store, MEMORY)
         expected = model.kept(self.rows, self.rules, NOW)
         retention = Retention(
-            **{name: getattr(self.rules, name) for name in RetentionRules.__slots__}, grace=f"{grace}s"
+            **{name: getattr(self.rules, name) for name in RetentionRules.__dataclass_fields__}, grace=f"{grace}s"
         )
         for wait in (30 * HOUR, 0.0, 30 * HOUR, 30 * HOUR):
             self.store.now += wait

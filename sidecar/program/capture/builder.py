@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterable
 
 from sidecar.format import index, protocol
 from sidecar.format.protocol import ExportAnswer, ExportQuestion, FoundDatabase
@@ -22,6 +22,7 @@ from sidecar.program.scratch import Scratch
 if TYPE_CHECKING:
     from sidecar.format.packs import Packer
     from sidecar.program.privacy.screen import Screen
+    from sidecar.program.sqlite.backup import RunningCopy
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
@@ -50,6 +51,8 @@ class ExportBuilder:
         self._fit = fit
         self._base = base
         self._looked_at = looked_at
+        self._copy: tuple[FoundPath, RunningCopy, list[Any]] | None = None
+        """The database that is being copied, and its stat signature from before."""
 
     @property
     def screen(self) -> Screen:
@@ -59,6 +62,14 @@ class ExportBuilder:
 
             self.screened = Screen(self._question.privacy, self._work, self.skipped)
         return self.screened
+
+    def start_first_copy(self, databases: Iterable[FoundPath]) -> None:
+        """Start to copy the first of these databases that has changed."""
+        for found in databases:
+            signature = _compute_database_signature(found.place)
+            if self._base is None or self._base.find_unchanged(found.path, signature) is None:
+                self.start_copy(found)
+                return
 
     def take(self, found: FoundPath) -> None:
         """Add one path to the export. Raise OverLimit if a limit is exceeded, Refusal if the path may not be read."""
@@ -139,33 +150,37 @@ class ExportBuilder:
 
     def _take_database(self, found: FoundPath, known: cache.KnownEntry | None) -> None:
         """Add a database: copy it with the backup API, scrub the copy, and carry its changed pages."""
-        from sidecar.program.sqlite import backup
-
-        signature = backup.compute_database_signature(found.place)
-        target = os.path.join(self._work, "database")
+        if self._copy is None or self._copy[0] != found:
+            self.end_copy()
+            self.start_copy(found)
+        assert self._copy is not None
+        _, copy, signature = self._copy
+        target, page = copy.target, copy.read_page()
         emptied = found.root.rules.emptied(found.relative)
-        copied = backup.copy_database(found.place, target, self._question.database_wait, emptied, self._strict)
-        if emptied and copied.check != "ok":
+        if emptied and copy.read_check() != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
-            os.unlink(target)
+            self.end_copy()
             return
-        contents, first = self._read_copy(target, known, copied.page)
-        sound = copied.check == "ok"
+        contents, first = self._read_copy(target, known, page)
+        check = copy.read_check()  # it went on while the copy was read
+        sound = check == "ok"
         before = known is not None and known.first_page.endswith(SCRUBBED)
-        scrubbed = self.screen.database(found, target, contents, copied.page, sound, self._looked_at, before)
+        scrubbed = self.screen.database(found, target, contents, page, sound, self._looked_at, before)
         if scrubbed is not False:
             contents.carried.close()
         if scrubbed is None:
-            os.unlink(target)
+            self.end_copy()
             return
         if scrubbed:
-            contents, first = self._read_copy(target, known, copied.page)
+            contents, first = self._read_copy(target, known, page)
             first += SCRUBBED
         if emptied:
             self.screen.note_filtered(contents, known)
-        row = FoundDatabase(found.path, "online-backup", copied.check)
+        row = FoundDatabase(found.path, "online-backup", check)
         schema = found.root.layout.get("schemas", {}).get(found.relative)
-        if schema is not None and copied.check == "ok":
+        if schema is not None and sound:
+            from sidecar.program.sqlite import backup
+
             row.schema = backup.query_number(target, schema)
         self.databases.append(row)
         size = contents.size
@@ -177,7 +192,23 @@ class ExportBuilder:
             contents.carried.close()
         else:
             self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
-        os.unlink(target)
+        self.end_copy()
+
+    def start_copy(self, found: FoundPath) -> None:
+        """Start to copy a database. Any time until it is taken, so that other files are read meanwhile."""
+        from sidecar.program.sqlite import backup
+
+        signature = backup.compute_database_signature(found.place)
+        target = os.path.join(self._work, "database")
+        emptied = found.root.rules.emptied(found.relative)
+        copy = backup.RunningCopy(found.place, target, self._question.database_wait, emptied, self._strict)
+        self._copy = found, copy, signature
+
+    def end_copy(self) -> None:
+        """Remove the copy of a database, if there is one."""
+        if self._copy is not None:
+            self._copy[1].remove()
+            self._copy = None
 
     def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reader.Contents, str]:
         """Return a database's copy as contents, and the digest of its first page without the counters."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from sidecar.format import index
@@ -121,7 +122,10 @@ class Export:
 
         A trial leaves the notes and the cache as they are: what it brings is looked at and not stored.
         """
-        answer = self._run()
+        try:
+            answer = self._run()
+        finally:
+            self.taking.end_copy()
         if not self.question.trial:
             self._write_notes(answer)
         return answer
@@ -136,9 +140,7 @@ class Export:
                 self.taking.warnings += wait_until_drained(
                     root, self.question.worker_wait, "they are not in this snapshot"
                 )
-        for one in self._find_paths():
-            if one.path not in self.dropped and not self._keeps_base_version(one):
-                self.taking.take(one)
+        self._take_all()
         gone = sorted(self._list_gone())
         if self.stays[1] or self.fit.layouts:
             sizes = {path: row[0][index.SIZE] for path, row in self.taking.entries.items()}
@@ -157,6 +159,21 @@ class Export:
         answer = self._finish(gone)
         self._remember(self.question.snapshot)
         return answer
+
+    def _take_all(self) -> None:
+        """Take every path. Databases come last, and the first of them is copied while the other files are read."""
+        found = [
+            one for one in self._find_paths() if one.path not in self.dropped and not self._keeps_base_version(one)
+        ]
+        databases = {
+            one.path: one for one in found if one.root.rules.database(one.relative) and S_ISREG(one.status.st_mode)
+        }
+        self.taking.start_first_copy(databases.values())
+        for one in found:
+            if one.path not in databases:
+                self.taking.take(one)
+        for one in databases.values():
+            self.taking.take(one)
 
     def _find_paths(self) -> list[FoundPath]:
         """Return the paths to read. Files unchanged since the base are taken at once, and what is over a limit is dropped."""

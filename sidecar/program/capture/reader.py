@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Sequence
 
 from sidecar.format import digests
 from sidecar.program import places
@@ -46,18 +46,30 @@ class Contents(NamedTuple):
 class _Collector:
     """Keeps the blocks whose sum differs from the base's: in memory for small files, else on disk with holes for zeros."""
 
-    def __init__(self, base_sums: bytes, size: int, folder: str) -> None:
+    def __init__(self, base_sums: bytes, block: int, size: int, folder: str) -> None:
         self._base = base_sums
+        self._block = block
         self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
         self.file: BinaryIO = _open_temporary(folder) if self._on_disk else io.BytesIO()
         self.length = 0
 
-    def __call__(self, number: int, data: bytes, block_sum: bytes) -> None:
+    def __call__(self, number: int, data: bytes, sums: bytes) -> None:
+        """Take blocks, the first of which has this number."""
         width = digests.SUM_BYTES
-        if self._base and self._base[number * width : (number + 1) * width] == block_sum:
+        old = self._base[number * width : number * width + len(sums)]
+        if old == sums and sums:
             return
-        self.blocks.append(number)
+        if not old:
+            self._keep(range(number, number + (len(sums) // width or 1)), data)
+            return
+        for at in range(0, len(sums), width):
+            if old[at : at + width] != sums[at : at + width]:
+                start = at // width * self._block
+                self._keep([number + at // width], data[start : start + self._block])
+
+    def _keep(self, numbers: Sequence[int], data: bytes) -> None:
+        self.blocks += numbers
         if self._on_disk and data.count(0) == len(data):
             self.file.seek(len(data), os.SEEK_CUR)
         else:
@@ -86,7 +98,7 @@ def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: s
         digest, sums, got = digests.digest_stream(stream, size, block)
         stream.seek(0)
         return Contents(got, block, digest, sums, None, stream, got)
-    collector = _Collector(base_sums, size, folder)
+    collector = _Collector(base_sums, block, size, folder)
     digest, sums, got = digests.digest_stream(stream, size, block, collector)
     return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
 
@@ -105,7 +117,7 @@ def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch:
         with open(descriptor, "rb") as stream:
             before = os.fstat(descriptor)
             block, base_sums = choose_base(known, before.st_size)
-            collector = _Collector(base_sums, before.st_size, folder)
+            collector = _Collector(base_sums, block, before.st_size, folder)
             seen = watch.over(stream) if watch is not None else stream
             digest, sums, got = digests.digest_stream(seen, before.st_size, block, collector)
             after = os.fstat(descriptor)

@@ -46,6 +46,15 @@ class Staged(NamedTuple):
     sums: bytes
 
 
+class Written(NamedTuple):
+    """What a staged file has, known from the bytes that were written to it."""
+
+    size: int
+    block: int
+    digest: str
+    sums: bytes
+
+
 class Unpacker:
     """Applies packs in order. ``entries`` is the snapshot as it must come out, ``stages`` a real folder for each root.
 
@@ -57,12 +66,14 @@ class Unpacker:
         self._partial = partial
         names = (path for path, entry in entries.items() if entry.type == FILE)
         self._places = {path: os.path.join(stages[get_root(path)], str(n)) for n, path in enumerate(names)}
+        self._written: dict[str, Written] = {}
+        """Files whose contents are known, so that they need not be read again to be compared."""
         for stage in stages.values():
             os.makedirs(stage, exist_ok=True)
 
     def apply(self, stream: BinaryIO, codec: str, index: Index) -> None:
         """Apply one pack after those before it. Raise Refusal (``pack-damaged``) if it is not a complete tarball."""
-        patches = {change.entry.path: change for change in index.changes if change.blocks}
+        changes = {change.entry.path: change for change in index.changes if change.entry.type == FILE}
         lengths = dict(describe_member(change) for change in index.changes if change.entry.type == FILE)
         most = sum(lengths.values()) + HEADER_ALLOWANCE * (len(index.changes) + 8)
         try:
@@ -73,27 +84,30 @@ class Unpacker:
                     if member.size != lengths[member.name]:
                         raise BadTarball("%r is not as long as the index says" % member.name)
                     if not member.name.startswith(BLOCKS_PREFIX):
-                        self._write(member.name, contents)
+                        self._write(changes[member.name].entry, contents)
                         continue
-                    patch = patches.get(member.name[len(BLOCKS_PREFIX) :])
-                    if patch is not None and patch.blocks is not None:
+                    patch = changes.get(member.name[len(BLOCKS_PREFIX) :])
+                    if patch is not None and patch.blocks:
                         self._patch(patch.entry, patch.blocks, contents)
         except (BadGzipFile, EOFError, ValueError, zlib.error) as problem:
             raise Refusal("pack-damaged", "A pack could not be unpacked: %s." % problem, True) from None
         finally:
             places.close_folders()  # the sidecar unpacks in many folders, one after the other
 
-    def _write(self, path: str, contents: MemberContents) -> None:
+    def _write(self, entry: Entry, contents: MemberContents) -> None:
         """Write a file that the pack carries whole."""
-        place = self._places.get(path)
+        place = self._places.get(entry.path)
         if place is None:
             return
         with open(places.open_file(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            while True:
-                data = contents.read(CHUNK)
-                if not data:
-                    break
-                _write_sparsely(file, data)
+            if self._partial:
+                for data in iter(lambda: contents.read(CHUNK), b""):
+                    _write_sparsely(file, data)
+            else:
+                digest, sums, size = digests.digest_stream(
+                    contents, entry.size, entry.block, lambda number, data, sums: _write_sparsely(file, data)
+                )
+                self._written[entry.path] = Written(size, entry.block, digest, sums)
             file.truncate()
 
     def _patch(self, entry: Entry, blocks: list[int], contents: MemberContents) -> None:
@@ -103,11 +117,17 @@ class Unpacker:
             return
         if not self._partial and not places.exists(place):
             return
+        written, own = self._written.pop(entry.path, None), []
         with open(places.open_file(place, os.O_RDWR | os.O_CREAT), "r+b") as file:
             for number in blocks:
+                data = contents.read(min(entry.block, entry.size - number * entry.block))
                 file.seek(number * entry.block)
-                file.write(contents.read(min(entry.block, entry.size - number * entry.block)))
+                file.write(data)
+                own.append(digests.hash_block(data) if written is not None else b"")
             file.truncate(entry.size)
+        patched = _apply_patch(written, entry, blocks, own) if written is not None else None
+        if patched is not None:
+            self._written[entry.path] = patched
 
     def place(self, path: str) -> str:
         """Return where a file was staged."""
@@ -119,7 +139,13 @@ class Unpacker:
         staged: dict[str, Staged] = {}
         wrong: list[str] = []
         for path, place in self._places.items():
-            entry = self._entries[path]
+            entry, written = self._entries[path], self._written.get(path)
+            if written is not None and written.block == entry.block:
+                if (written.size, written.digest) == (entry.size, entry.digest):
+                    staged[path] = Staged(place, written.sums)
+                else:
+                    wrong.append(path)
+                continue
             try:
                 with open(places.open_file(place), "rb") as file:
                     digest, sums, got = digests.digest_stream(file, entry.size, entry.block)
@@ -137,6 +163,25 @@ class Unpacker:
                 "incomplete", "%d of %d files are missing or differ: %s" % (len(wrong), len(self._places), first)
             )
         return staged
+
+
+def _apply_patch(written: Written, entry: Entry, blocks: list[int], own: list[bytes]) -> Written | None:
+    """Return what a file has after some blocks of it were written, whose sums are ``own``. ``None`` if that is not certain:
+    a block that ends elsewhere now, or is new, was not among them."""
+    if written.block != entry.block or not written.sums:
+        return None
+    width, before = digests.SUM_BYTES, digests.count_blocks(written.size, entry.block)
+    count = digests.count_blocks(entry.size, entry.block)
+    expected = set(range(before, count))
+    shorter = min(written.size, entry.size)
+    if written.size != entry.size and shorter % entry.block:
+        expected.add(shorter // entry.block)
+    if count < 2 or not expected.issubset(blocks) or any(number >= count for number in blocks):
+        return None
+    sums = bytearray(written.sums[: count * width].ljust(count * width, b"\0"))
+    for number, one in zip(blocks, own):
+        sums[number * width : (number + 1) * width] = one
+    return Written(entry.size, entry.block, digests.digest_sums(bytes(sums)), bytes(sums))
 
 
 def _write_sparsely(file: BinaryIO, data: bytes) -> None:

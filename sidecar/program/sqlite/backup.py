@@ -10,10 +10,12 @@ Byte offsets are those of https://www.sqlite.org/fileformat2.html, section 1.3 (
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sqlite3
 import stat
+import threading
 import time
 from typing import NamedTuple
 from urllib.parse import quote
@@ -27,6 +29,7 @@ HEADER = 100
 # counter, the schema cookie, the version-valid-for number and the library's version.
 COUNTERS = ((24, 28), (40, 44), (92, 96), (96, 100))
 WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
+WAL_HEADER, INDEX_HEADER = 32, 48
 SQLITE_DONE = 101
 SIZEABLE = 1 << 20
 CHUNK = 1 << 20
@@ -42,26 +45,105 @@ class DatabaseCopy(NamedTuple):
 
 def compute_database_signature(place: str) -> list[list[int]]:
     """Return the stat signature of a database and its logs: any commit changes it."""
-    rows = []
+    rows: list[list[int]] = []
     for tail in ("", WAL_TAIL, JOURNAL_TAIL):
         try:
             status = os.stat(place + tail)
-            rows.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
         except FileNotFoundError:
             rows.append([])
+            continue
+        row = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        # Where this runs as root, SQLite sets the owner of the log of each database that it opens, to read as well, and
+        # that sets the log's ctime: a database whose log is there would be copied each time because it was copied
+        # before. So its time is when it was written to, and it is also known by what SQLite says of its contents.
+        rows.append([_identify_log(place), *row[1:4], status.st_mtime_ns] if tail == WAL_TAIL else row)
     return rows
+
+
+def _identify_log(place: str) -> int:
+    """Return a number for what the log of a database says: its header, with salts that are new when it begins again, and
+    the wal-index's, with the number, the checksum and the change counter of the last commit (walformat.html, section
+    2.1; the file format's section 4.1)."""
+    said = hashlib.sha256()
+    for tail, length in ((WAL_TAIL, WAL_HEADER), (SHM_TAIL, INDEX_HEADER)):
+        try:
+            with open(places.open_file(place + tail), "rb") as file:
+                said.update(file.read(length))
+        except (OSError, Refusal):
+            said.update(b"-")
+    return int.from_bytes(said.digest()[:7], "big")
+
+
+class RunningCopy:
+    """A database that is copied to the new file ``target``, and checked, in a thread: while SQLite works, other threads
+    run.
+
+    The rows of the tables ``emptied`` are not in the copy. SQLite opens files by their paths and follows links. With
+    ``strict``, what it opened must be the very file found at this path without following any link.
+    """
+
+    def __init__(
+        self, source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
+    ) -> None:
+        self.source = source
+        self.target = target
+        self._page = 0
+        self._check = ""
+        self._problem: BaseException | None = None
+        self._copied = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(wait, emptied, strict), daemon=True)
+        self._thread.start()
+
+    def _run(self, wait: float, emptied: list[str] | None, strict: bool) -> None:
+        try:
+            self._check = _copy_live(self.source, self.target, wait, emptied, strict)
+            if self._check:
+                return
+            self._page = read_page_size(self.target)
+            self._copied.set()
+            self._check = quick_check(self.target)
+        except BaseException as problem:  # raised by who waits for it
+            self._problem = problem
+        finally:
+            self._copied.set()
+
+    def read_page(self) -> int:
+        """Wait for the copy, which may not be checked yet. Return its page size; 0 if it is no database.
+
+        Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could not be opened or
+        the copy not written.
+        """
+        self._copied.wait()
+        if self._problem is not None:
+            raise self._problem
+        return self._page
+
+    def read_check(self) -> str:
+        """Wait for the check. Return "ok" or SQLite's problem: a damaged database is still copied."""
+        self._thread.join()
+        if self._problem is not None:
+            raise self._problem
+        return self._check
+
+    def remove(self) -> None:
+        """Remove the copy, once nothing works on it any more."""
+        self._thread.join()
+        for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
+            if os.path.exists(self.target + tail):
+                os.unlink(self.target + tail)
 
 
 def copy_database(
     source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
 ) -> DatabaseCopy:
-    """Copy ``source`` to the new file ``target``, without the rows of the tables ``emptied``, and check the copy.
+    """Copy a database as ``RunningCopy`` does, and wait for the check."""
+    copy = RunningCopy(source, target, wait, emptied, strict)
+    check = copy.read_check()
+    return DatabaseCopy(target, copy.read_page(), check)
 
-    SQLite opens files by their paths and follows links. With ``strict``, what it opened must be the very file found at
-    this path without following any link. ``check`` is "ok" or SQLite's problem: a damaged database is still copied.
-    Raise Refusal (``database-busy``, retryable) if writers leave no gap within ``wait`` seconds, or if the database
-    cannot be opened or the copy not written.
-    """
+
+def _copy_live(source: str, target: str, wait: float, emptied: list[str] | None, strict: bool) -> str:
+    """Copy a database. Return why the copy is damaged; "" if that is not known yet. Raise Refusal."""
     deadline = time.monotonic() + wait
     try:
         while not _try_strict_copy(source, target, deadline, strict):
@@ -73,10 +155,9 @@ def copy_database(
         raise Refusal(code, "The database %s could not be copied: %s." % (source, problem), True) from None
     except sqlite3.DatabaseError as problem:
         _copy_file(source, target)
-        return DatabaseCopy(target, 0, str(problem))
+        return str(problem) or "it is no database"
     _keep_counters(source, target)
-    left = _clear_tables(target, emptied) if emptied else ""
-    return DatabaseCopy(target, read_page_size(target), left or quick_check(target))
+    return _clear_tables(target, emptied) if emptied else ""
 
 
 def _clear_tables(place: str, tables: list[str]) -> str:

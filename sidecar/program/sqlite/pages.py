@@ -19,6 +19,8 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Set, Tuple
 BTREE = {2, 5, 10, 13}
 INDEX_INTERIOR, TABLE_INTERIOR, INDEX_LEAF, TABLE_LEAF = 2, 5, 10, 13
 BATCH = 1 << 20
+WINDOW = 16 << 20
+"""Mapped memory is given back whenever so much of the file was read, or the whole file would count as this program's."""
 # The high byte of a page number must stay below 2: other pages begin with a page number (an overflow page with the next
 # of its chain, section 1.7), and the first byte tells them from b-tree pages.
 MOST_PAGES = (1 << 25) - 1
@@ -67,6 +69,12 @@ class Pages:
         """Return a page's bytes."""
         return self._data[(number - 1) * self.size : number * self.size]
 
+    def give_back(self, number: int) -> None:
+        """Give back mapped memory now and then, while pages are read one after the other. Nothing is lost: the file's
+        bytes stay in the system's cache."""
+        if number % (WINDOW // self.size) == 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED)
+
     def may_concern(self, look: Look, changed: Iterable[int] | None) -> bool:
         """Return whether ``look`` finds something on these pages (``None``: on all), or if that cannot be determined."""
         look = self.adapt_look(look)
@@ -76,6 +84,7 @@ class Pages:
         others: List[int] = []
         weight = 0
         for number in numbers:
+            self.give_back(number)
             page = self.read_page(number)
             # The first page begins with the database header of 100 bytes; its b-tree header follows.
             if number not in idle and page[100 if number == 1 else 0] not in BTREE:
@@ -213,6 +222,7 @@ class Pages:
                 yield (number - 1) * self.size, number * self.size
         seen: Set[int] = set()
         for number in range(1, self.count + 1):
+            self.give_back(number)
             page = self.read_page(number)
             if number in idle or number in seen or page[100 if number == 1 else 0] not in BTREE:
                 continue
