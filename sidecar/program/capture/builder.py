@@ -186,7 +186,7 @@ class ExportBuilder:
 
     def _count_rows(self, found: FoundPath, copy: str, known: cache.KnownEntry | None, digest: str) -> None:
         """Count which of a database's records came, changed and went, and keep digests of those that are there now."""
-        if not found.root.layout.get("tables"):
+        if not found.root.layout.get("tables") or (known is not None and known.entry.digest == digest):
             return
         from sidecar.program.sqlite import sketches
 
