@@ -31,7 +31,8 @@ Words = list[str | Table]
 
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 COLOURS = {"added": "green", "changed": "yellow", "removed": "red"}
-PAGE = 1000
+MOST_LISTED = 100_000
+"""More records are listed only if somebody asks for so many."""
 LARGEST_SHOWN = 64 << 20
 TITLE = 80
 MOST_LINES = 5
@@ -148,21 +149,17 @@ def _quote_code(text: str) -> str:
 
 async def run_records(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``records``: what a snapshot says."""
-    rows, after, problems, snapshot = [], "", [], ""
-    while True:
-        page = await list_records(engine, args.memory, args.snapshot, kinds=args.kind, limit=PAGE, after=after)
-        rows += page.records
-        snapshot, problems = page.snapshot, page.problems
-        if page.next is None or (args.limit and len(rows) >= args.limit):
-            break
-        after = page.next
-    rows = rows[: args.limit] if args.limit else rows
+    limit = args.limit or MOST_LISTED
+    page = await list_records(engine, args.memory, args.snapshot, kinds=args.kind, limit=limit, text=args.json)
+    rows, problems = page.records, page.problems
+    if page.next is not None and len(rows) != args.limit:
+        problems = [*problems, f"There are more than these {len(rows):,}: choose some with --kind."]
     table = Table(
         ("RECORD", "KIND", "WHEN (UTC)", "TITLE", "FILE"),
         [(row.id[:8], row.kind, format_time(row.at) if row.at else "", _shorten(row.title), row.path) for row in rows],
         "It holds no records.",
     )
-    document = {"memory": args.memory, "snapshot": snapshot, "records": [asdict(row) for row in rows]}
+    document = {"memory": args.memory, "snapshot": page.snapshot, "records": [asdict(row) for row in rows]}
     return Result({**document, "problems": problems}, [table, *(f"Warning: {problem}" for problem in problems)])
 
 
