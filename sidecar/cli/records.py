@@ -36,6 +36,7 @@ MOST_LISTED = 100_000
 LARGEST_SHOWN = 64 << 20
 TITLE = 80
 MOST_LINES = 5
+NOWHERE = Origin(snapshot="")
 
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
@@ -219,8 +220,18 @@ def _write_origin(origin: Origin) -> tuple[str, str, str, str]:
 async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``blame``: which conversation and sandbox taught what a snapshot says."""
     found = await blame(engine, args.memory, args.snapshot, path=args.path, kinds=args.kind)
-    document = asdict(found)
-    del document["next"]
+    # One dict for each snapshot, not two for each record.
+    origins = {one.origin.snapshot: asdict(one.origin) for one in found.records}
+    origins |= {one.first.snapshot: asdict(one.first) for one in found.records}
+    rows = [
+        {
+            **asdict(replace(one, origin=NOWHERE, first=NOWHERE)),
+            "origin": origins[one.origin.snapshot],
+            "first": origins[one.first.snapshot],
+        }
+        for one in found.records
+    ]
+    document = {"memory": found.memory, "snapshot": found.snapshot, "records": rows, "problems": found.problems}
     table = Table(
         ("SNAPSHOT", "CREATED (UTC)", "CONVERSATION", "SANDBOX", "KIND", "RECORD", "TITLE"),
         [(*_write_origin(one.origin), one.kind, one.id[:8], _shorten(one.title)) for one in found.records],

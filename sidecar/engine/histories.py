@@ -32,6 +32,7 @@ from sidecar.store.repository import Repository
 MOST_IN_LINE = 1000
 """A line is followed so many snapshots back."""
 SHORTEST_ID = 6
+MOST_BLAMED = 100_000
 MOST_TEXT = 32 << 20
 """A page has records whose texts have about so many characters at most."""
 
@@ -292,7 +293,10 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
             await run_in_thread(_track, units, Contents(files, entries), number, tracked, problems)
         blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
     rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
-    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
+    told = list(problems.values())
+    if len(rows) > MOST_BLAMED:
+        told.append(f"There are {len(rows):,} records: choose some by their kind or their file.")
+    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows[:MOST_BLAMED], problems=told)
 
 
 def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, Entry]:

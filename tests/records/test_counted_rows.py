@@ -15,8 +15,9 @@ import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.exports import arrival, counts
+from sidecar.engine.exports import counts
 from sidecar.engine.queries import list_snapshots
+from sidecar.engine.sandbox.dialogue import ask
 from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import load_built_in
 from sidecar.program.sqlite import sketches
@@ -142,14 +143,13 @@ async def test_made_up_counts_are_not_taken(
     engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
     home.mkdir()
     SCRIPTS["claude-mem"](home, 0)
-    parse = arrival.ask
 
     async def forge(*args: Any, **more: Any) -> tuple[ExportAnswer, bytes]:
-        answer, inline = await parse(*args, **more)
+        answer, inline = await ask(*args, **more)
         answer.counted = told
         return answer, inline
 
-    monkeypatch.setattr(arrival, "ask", forge)
+    monkeypatch.setattr("sidecar.engine.exports.arrival.ask", forge)
     receipt = await export(engine, open_local(str(home)), ExportRequest(memory="m"))
     assert receipt.outcome == "committed" and await tell(engine) is None
 
