@@ -14,6 +14,7 @@ from sidecar.engine import Engine, ExportRequest
 from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
+    PageWanted,
     blame,
     list_records,
     open_file,
@@ -151,7 +152,9 @@ def _quote_code(text: str) -> str:
 async def run_records(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``records``: what a snapshot says."""
     limit = args.limit or MOST_LISTED
-    page = await list_records(engine, args.memory, args.snapshot, kinds=args.kind, limit=limit, text=args.json)
+    page = await list_records(
+        engine, args.memory, args.snapshot, kinds=args.kind, page=PageWanted(limit=limit, text=args.json)
+    )
     rows, problems = page.records, page.problems
     if page.next is not None and len(rows) != args.limit:
         problems = [*problems, f"There are more than these {len(rows):,}: choose some with --kind."]

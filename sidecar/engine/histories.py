@@ -37,20 +37,21 @@ MOST_TEXT = 32 << 20
 """A page has records whose texts have about so many characters at most."""
 
 
+class PageWanted(NamedTuple):
+    """Which records are listed: so many after the first ``start``, with or without their texts."""
+
+    limit: int = 1000
+    start: int = 0
+    text: bool = True
+
+
 async def list_records(
-    engine: Engine,
-    memory: str,
-    wanted: str,
-    *,
-    kinds: Collection[str] = (),
-    limit: int = 1000,
-    after: str = "",
-    text: bool = True,
+    engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), page: PageWanted | None = None
 ) -> Records:
     """Return a page of the records of a snapshot, with or without their texts. It ends early when the texts are more than
     ``MOST_TEXT``. Messages are left out unless their kind is named."""
     manifest = await read_manifest(engine.repository, memory, wanted)
-    start = int(after) if after.isdigit() and len(after) < 10 else 0
+    page = page or PageWanted()
 
     def is_wanted(kind: str) -> bool:
         return kind in kinds if kinds else kind != MESSAGE
@@ -59,25 +60,25 @@ async def list_records(
         units, files = found
         problems: list[str] = []
         read = _read_all(units, files, problems, is_wanted)
-        rows, more = await run_in_thread(_take_page, read, range(start, start + limit), text)
+        rows, more = await run_in_thread(_take_page, read, page)
     return Records(
         memory=memory,
         snapshot=manifest.snapshot,
         records=rows,
-        next=str(start + len(rows)) if more else None,
+        next=str(page.start + len(rows)) if more else None,
         problems=problems,
     )
 
 
-def _take_page(items: Iterator[tuple[str, Item]], wanted: range, text: bool) -> tuple[list[RecordRow], bool]:
-    """Return the rows at these positions, as far as there is room for their texts, and whether there are more."""
+def _take_page(items: Iterator[tuple[str, Item]], wanted: PageWanted) -> tuple[list[RecordRow], bool]:
+    """Return the rows of a page, as far as there is room for their texts, and whether there are more."""
     page: list[RecordRow] = []
     room = MOST_TEXT
     for number, (key, item) in enumerate(items):
-        if number >= wanted.stop or room < 0:
+        if number >= wanted.start + wanted.limit or room < 0:
             return page, True
         if number >= wanted.start:
-            page.append(RecordRow(**list_fields(item.build(key), text=text)))
+            page.append(RecordRow(**list_fields(item.build(key), text=wanted.text)))
             room -= len(page[-1].text)
     return page, False
 

@@ -18,7 +18,7 @@ from adapters.sandboxes.local import open_local
 from sidecar.cli.main import main
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.comparison import compare_records
-from sidecar.engine.histories import blame, list_records, trace_file, trace_record
+from sidecar.engine.histories import PageWanted, blame, list_records, trace_file, trace_record
 from sidecar.engine.queries import list_snapshots
 from sidecar.errors import RecordNotFound, SnapshotNotFound
 from sidecar.models.answers import Counts
@@ -123,9 +123,9 @@ async def test_a_sealed_store_gives_the_same_answers_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     for name, engine in (("plain", engine_at(tmp_path / "plain")), ("sealed", engine_with(tmp_path / "sealed", BOTH))):
         await grow(engine, tmp_path / f"home-{name}", 3)
-        page = await list_records(engine, "m", "latest", limit=4)
+        page = await list_records(engine, "m", "latest", page=PageWanted(limit=4))
         assert page.next == "4"
-        rest = await list_records(engine, "m", "latest", after=page.next)
+        rest = await list_records(engine, "m", "latest", page=PageWanted(start=4))
         assert rest.next is None
         difference = await compare_records(engine, "m", "", "latest")
         blamed = await blame(engine, "m", "latest")

@@ -96,5 +96,7 @@ def test_pages_are_of_one_snapshot_and_worked_out_once(tmp_path: Path) -> None:
         assert sorted(ids) == sorted(said)
         for after in ("x", "1.latest", "1.2.3", "9" * 30, "1.x.y.z", "1." + "a" * 90):
             assert service.http.get(where, params={"after": after}).status_code in (400, 404, 409, 422)
+        told = (tmp_path / "log").read_text() + service.http.get("/metrics").text
+        assert "/blame" in told and not any(row.title in told for row in listed.records)
         (store / "memories/m").rename(tmp_path / "gone")
         assert service.http.get(where, params={"after": f"4.{listed.snapshot}"}).status_code == 404

@@ -181,8 +181,7 @@ async def list_records(
             check_memory_id(memory),
             cursor.snapshots[0],
             kinds=kind or (),
-            limit=limit,
-            after=str(cursor.start),
+            page=histories.PageWanted(limit=limit, start=cursor.start),
         )
     note_subject(snapshot=page.snapshot)
     return page if page.next is None else replace(page, next=cursor.write(len(page.records), page.snapshot))
