@@ -56,10 +56,19 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
             must_exist=args.must_exist,
             discard=args.discard,
             read_only=args.read_only,
+            brief=_choose_budget(args),
+            brief_path=args.brief,
         )
         return build_restore_result(await restore(engine, sandbox, request))
     finally:
         await sandbox.close()
+
+
+def _choose_budget(args: argparse.Namespace) -> int:
+    """Return how many tokens the brief of a restore has at most; 0 without one. Raise ``UsageError``."""
+    if args.tokens is not None and not args.brief:
+        raise UsageError("--tokens is about the brief of a restore.", hint="Say where it goes: --brief PATH")
+    return (2000 if args.tokens is None else args.tokens) if args.brief else 0
 
 
 async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
@@ -182,6 +191,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
         words.append(
             f"Set aside in the sandbox: {format_count(aside.files, 'file')}, {format_size(aside.bytes)}, in {aside.path}"
         )
+    if receipt.brief and receipt.brief.path:
+        words.append(f"What to read first is in {receipt.brief.path}, at most {receipt.brief.tokens:,} tokens.")
     if receipt.read_only:
         words.append("To be read only: what this sandbox exports is stored beside the head.")
     return Result(

@@ -49,6 +49,8 @@ from sidecar.models.answers import (
 from sidecar.models.records import (
     Blame,
     BlamedRecord,
+    Brief,
+    BriefItem,
     Comparison,
     FileChange,
     HistoryEntry,
@@ -56,8 +58,9 @@ from sidecar.models.records import (
     RecordChange,
     RecordRow,
     Records,
+    SkippedItem,
 )
-from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreBrief, RestoreOutcome, RestoreReceipt
 
 __all__ = [
     "Acceptance",
@@ -67,6 +70,8 @@ __all__ = [
     "Attachment",
     "Blame",
     "BlamedRecord",
+    "Brief",
+    "BriefItem",
     "Change",
     "Client",
     "Comparison",
@@ -96,6 +101,7 @@ __all__ = [
     "RecordChange",
     "RecordRow",
     "Records",
+    "RestoreBrief",
     "RestoreOutcome",
     "RestoreReceipt",
     "Retries",
@@ -103,6 +109,7 @@ __all__ = [
     "SidecarError",
     "SidecarProblem",
     "Size",
+    "SkippedItem",
     "Snapshot",
     "SnapshotContents",
     "UnexpectedAnswer",

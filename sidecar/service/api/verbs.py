@@ -108,6 +108,8 @@ async def restore_memory(
     caller = get_caller(request)
     if body.force or body.discard:
         caller.require(Verb.CHANGE, memory, "restore by force, or discard what is unsaved")
+    if body.brief:
+        caller.require(Verb.READ, memory, "have a brief in the answer")
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -119,6 +121,8 @@ async def restore_memory(
         conversation=body.conversation,
         discard=body.discard,
         read_only=body.read_only,
+        brief=body.brief.tokens if body.brief else 0,
+        brief_path=body.brief.path if body.brief else "",
     )
     target = SandboxTarget(body.sandbox, body.wake, body.user)
     # A conversation is exported at checkpoints, so whoever may not export opens none.
