@@ -322,7 +322,7 @@ def _add_record_commands(command: Any) -> None:
     records.add_argument("memory", metavar="MEMORY")
     records.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
     records.add_argument("--kind", action="append", default=[], metavar="KIND", help="observation, section, learning…")
-    records.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many (default: all)")
+    records.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many (default: 100000)")
     cat = command("cat", "Print a file of a snapshot.")
     cat.add_argument("memory", metavar="MEMORY")
     cat.add_argument("path", metavar="PATH", help="as show writes it: project/MEMORY.md")

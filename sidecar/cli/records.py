@@ -15,6 +15,7 @@ from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
+    PageWanted,
     blame,
     list_records,
     open_file,
@@ -34,10 +35,12 @@ Words = list[str | Table]
 
 SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 COLOURS = {"added": "green", "changed": "yellow", "removed": "red"}
-PAGE = 1000
+MOST_LISTED = 100_000
+"""More records are listed only if somebody asks for so many."""
 LARGEST_SHOWN = 64 << 20
 TITLE = 80
 MOST_LINES = 5
+NOWHERE = Origin(snapshot="")
 
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
@@ -151,21 +154,19 @@ def _quote_code(text: str) -> str:
 
 async def run_records(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``records``: what a snapshot says."""
-    rows, after, problems, snapshot = [], "", [], ""
-    while True:
-        page = await list_records(engine, args.memory, args.snapshot, kinds=args.kind, limit=PAGE, after=after)
-        rows += page.records
-        snapshot, problems = page.snapshot, page.problems
-        if page.next is None or (args.limit and len(rows) >= args.limit):
-            break
-        after = page.next
-    rows = rows[: args.limit] if args.limit else rows
+    limit = args.limit or MOST_LISTED
+    page = await list_records(
+        engine, args.memory, args.snapshot, kinds=args.kind, page=PageWanted(limit=limit, text=args.json)
+    )
+    rows, problems = page.records, page.problems
+    if page.next is not None and len(rows) != args.limit:
+        problems = [*problems, f"There are more than these {len(rows):,}: choose some with --kind."]
     table = Table(
         ("RECORD", "KIND", "WHEN (UTC)", "TITLE", "FILE"),
         [(row.id[:8], row.kind, format_time(row.at) if row.at else "", _shorten(row.title), row.path) for row in rows],
         "It holds no records.",
     )
-    document = {"memory": args.memory, "snapshot": snapshot, "records": [asdict(row) for row in rows]}
+    document = {"memory": args.memory, "snapshot": page.snapshot, "records": [asdict(row) for row in rows]}
     return Result({**document, "problems": problems}, [table, *(f"Warning: {problem}" for problem in problems)])
 
 
@@ -225,8 +226,18 @@ def _write_origin(origin: Origin) -> tuple[str, str, str, str]:
 async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``blame``: which conversation and sandbox taught what a snapshot says."""
     found = await blame(engine, args.memory, args.snapshot, path=args.path, kinds=args.kind)
-    document = asdict(found)
-    del document["next"]
+    # One dict for each snapshot, not two for each record.
+    origins = {one.origin.snapshot: asdict(one.origin) for one in found.records}
+    origins |= {one.first.snapshot: asdict(one.first) for one in found.records}
+    rows = [
+        {
+            **asdict(replace(one, origin=NOWHERE, first=NOWHERE)),
+            "origin": origins[one.origin.snapshot],
+            "first": origins[one.first.snapshot],
+        }
+        for one in found.records
+    ]
+    document = {"memory": found.memory, "snapshot": found.snapshot, "records": rows, "problems": found.problems}
     table = Table(
         ("SNAPSHOT", "CREATED (UTC)", "CONVERSATION", "SANDBOX", "KIND", "RECORD", "TITLE"),
         [(*_write_origin(one.origin), one.kind, one.id[:8], _shorten(one.title)) for one in found.records],

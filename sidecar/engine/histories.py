@@ -6,9 +6,10 @@ The line of a snapshot is what it grew out of, as far as retention has left it. 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from sidecar.engine.comparison import make_side, read_manifest
 from sidecar.engine.core import Engine
@@ -17,9 +18,10 @@ from sidecar.format.index import FILE, Entry
 from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
-from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, Records
+from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, RecordRow, Records
 from sidecar.records.files import Unreadable
-from sidecar.records.record import Record, escape_path
+from sidecar.records.matching import MOST_COMPARED
+from sidecar.records.record import Item, Record, escape_path, name_record
 from sidecar.records.rows import list_fields, make_row
 from sidecar.records.tracking import Contents, TrackedUnit, follow_unit
 from sidecar.records.units import Files, Unit
@@ -30,14 +32,26 @@ from sidecar.store.repository import Repository
 MOST_IN_LINE = 1000
 """A line is followed so many snapshots back."""
 SHORTEST_ID = 6
+MOST_BLAMED = 100_000
+MOST_TEXT = 32 << 20
+"""A page has records whose texts have about so many characters at most."""
+
+
+class PageWanted(NamedTuple):
+    """Which records are listed: so many after the first ``start``, with or without their texts."""
+
+    limit: int = 1000
+    start: int = 0
+    text: bool = True
 
 
 async def list_records(
-    engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), limit: int = 1000, after: str = ""
+    engine: Engine, memory: str, wanted: str, *, kinds: Collection[str] = (), page: PageWanted | None = None
 ) -> Records:
-    """Return a page of the records of a snapshot. Messages are left out unless their kind is named."""
+    """Return a page of the records of a snapshot, with or without their texts. It ends early when the texts are more than
+    ``MOST_TEXT``. Messages are left out unless their kind is named."""
     manifest = await read_manifest(engine.repository, memory, wanted)
-    start = int(after) if after.isdigit() and len(after) < 10 else 0
+    page = page or PageWanted()
 
     def is_wanted(kind: str) -> bool:
         return kind in kinds if kinds else kind != MESSAGE
@@ -45,35 +59,41 @@ async def list_records(
     async with _open_snapshot(engine, manifest, lambda unit: any(map(is_wanted, unit.kinds))) as found:
         units, files = found
         problems: list[str] = []
-        records = await run_in_thread(_take_page, _read_all(units, files, problems, is_wanted), start, limit + 1)
-    more = len(records) > limit
+        read = _read_all(units, files, problems, is_wanted)
+        rows, more = await run_in_thread(_take_page, read, page)
     return Records(
         memory=memory,
         snapshot=manifest.snapshot,
-        records=[make_row(record) for record in records[:limit]],
-        next=str(start + limit) if more else None,
+        records=rows,
+        next=str(page.start + len(rows)) if more else None,
         problems=problems,
     )
 
 
-def _take_page(records: Iterator[Record], start: int, count: int) -> list[Record]:
-    page: list[Record] = []
-    for number, record in enumerate(records):
-        if number >= start:
-            page.append(record)
-        if len(page) >= count:
-            break
-    return page
+def _take_page(items: Iterator[tuple[str, Item]], wanted: PageWanted) -> tuple[list[RecordRow], bool]:
+    """Return the rows of a page, as far as there is room for their texts, and whether there are more."""
+    page: list[RecordRow] = []
+    room = MOST_TEXT
+    for number, (key, item) in enumerate(items):
+        if number >= wanted.start + wanted.limit or room < 0:
+            return page, True
+        if number >= wanted.start:
+            page.append(RecordRow(**list_fields(item.build(key), text=wanted.text)))
+            room -= len(page[-1].text)
+    return page, False
 
 
 def _read_all(
     units: Collection[Unit], files: Files, problems: list[str], is_wanted: Callable[[str], bool]
-) -> Iterator[Record]:
+) -> Iterator[tuple[str, Item]]:
+    """Yield the wanted items of these units with their keys. What cannot be read is described in ``problems``."""
     for unit in units:
         try:
-            for key, item in unit.read_named(files):
+            for number, (key, item) in enumerate(unit.read_named(files)):
+                if number >= MOST_COMPARED:
+                    raise Unreadable(f"it holds more than {MOST_COMPARED:,} records")
                 if is_wanted(item.kind):
-                    yield item.build(key)
+                    yield key, item
         except (Unreadable, OSError) as problem:
             problems.append(f"{escape_path(unit.paths[0])} cannot be read: {problem}.")
 
@@ -178,18 +198,15 @@ async def trace_record(engine: Engine, memory: str, wanted: str, name: str) -> l
     async with open_spool() as scratch:
         needed: set[str] = set()
         space = Workspace(engine.repository.store, memory, scratch, needed.__contains__)
-        seen: dict[str, str] = {}
+        known: dict[str, FoundRecords] = {}
         names: set[str] = set()
         for manifest, origin in line:
             side = make_side(manifest, await space.read_entries(manifest), engine.layouts)
             needed.update(path for unit in side.units.values() if unit.kinds != {MESSAGE} for path in unit.paths)
             files = await space.advance(manifest)
-            digests = {path: side.entries[path].digest for path in files}
-            if digests == seen:
-                continue
-            seen = digests
-            units = [unit for _, unit in sorted(side.units.items()) if unit.kinds != {MESSAGE}]
-            found = await run_in_thread(_find_records, units, files, name)
+            units = {one: unit for one, unit in sorted(side.units.items()) if unit.kinds != {MESSAGE}}
+            known = await run_in_thread(_find_records, units, Contents(files, side.entries), name, known)
+            found = [record for one in known.values() for record in one.records]
             names |= {one.id for one in found}
             if len(names) > 1 and name not in names:
                 raise RecordNotFound(
@@ -205,15 +222,35 @@ async def trace_record(engine: Engine, memory: str, wanted: str, name: str) -> l
     return versions
 
 
-def _find_records(units: Collection[Unit], files: Files, name: str) -> list[Record]:
-    """Return the records that a name means."""
-    found = []
-    for record in _read_all(units, files, [], lambda kind: kind != MESSAGE):
-        if name in (record.key, f"{record.kind}:{record.key}", record.id) or (
-            len(name) >= SHORTEST_ID and record.id.startswith(name)
-        ):
-            found.append(record)
+class FoundRecords(NamedTuple):
+    """What a unit with these files has of the records that a name means."""
+
+    digests: dict[str, str]
+    records: list[Record]
+
+
+def _find_records(
+    units: Mapping[str, Unit], contents: Contents, name: str, known: Mapping[str, FoundRecords]
+) -> dict[str, FoundRecords]:
+    """Return the records that a name means, by unit. Only units whose files changed are read."""
+    found: dict[str, FoundRecords] = {}
+    for where, unit in units.items():
+        digests = {path: contents.entries[path].digest for path in unit.paths}
+        before = known.get(where)
+        if before is not None and before.digests == digests:
+            found[where] = before
+            continue
+        items = _read_all([unit], contents.files, [], lambda kind: kind != MESSAGE)
+        records = [item.build(key) for key, item in items if _is_named(item.kind, key, name)]
+        found[where] = FoundRecords(digests, records)
     return found
+
+
+def _is_named(kind: str, key: str, name: str) -> bool:
+    """Return whether a name means the record with this kind and key."""
+    if name in (key, f"{kind}:{key}"):
+        return True
+    return len(name) >= SHORTEST_ID and name_record(kind, key).startswith(name)
 
 
 def _compare_records(old: Record | None, new: Record | None) -> str:
@@ -257,7 +294,10 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
             await run_in_thread(_track, units, Contents(files, entries), number, tracked, problems)
         blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
     rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
-    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=list(problems.values()))
+    told = list(problems.values())
+    if len(rows) > MOST_BLAMED:
+        told.append(f"There are {len(rows):,} records: choose some by their kind or their file.")
+    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows[:MOST_BLAMED], problems=told)
 
 
 def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, Entry]:

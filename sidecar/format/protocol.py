@@ -549,6 +549,9 @@ class ExportAnswer(Answer):
     not_taken: Dict[str, int] = field(default_factory=dict)
     """By root: how many files in it are not part of its layout."""
     databases_not_taken: List[str] = field(default_factory=list)
+    counted: Dict[str, Dict[str, Tuple[int, int, int]]] = field(default_factory=dict)
+    """By changed database: how many records came, changed and went since the base, by kind. Only those that could be
+    counted."""
 
     @property
     def trimmed(self) -> FrozenSet[str]:

@@ -199,6 +199,8 @@ class Layout:
             del data[unused]
         told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
         told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}
+        if tables := [spec.describe_table() for spec in self.records if spec.reader == "table" and not spec.shared]:
+            told["tables"] = tables
         told["roots"] = [
             {key: value for key, value in root.items() if value or key in ALWAYS_TOLD} for root in data["roots"]
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from sidecar.host.values import dataclass
 
@@ -51,6 +52,22 @@ class RecordSpec:
     sessions: SessionLookup | None = None
     shared: bool = False
     """The same record may be in several files of a root; the first of them counts."""
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """The columns that make up what a record says: if none of them differs, it is the same."""
+        return (*self.title, *self.text, *self.also, *self.project)
+
+    def describe_table(self) -> dict[str, Any]:
+        """Return what the program in a sandbox needs to count rows."""
+        keys = [list(key) for key in self.key]
+        return {
+            "files": list(self.files),
+            "table": self.table,
+            "kind": self.kind,
+            "contents": list(self.contents),
+            "key": keys,
+        }
 
 
 def find_source_faults(sources: tuple[RecordSpec, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -33,7 +33,7 @@ def read_table(file: MemoryFile, spec: RecordSpec, only: Sequence[int] | None = 
     with open_tables(file.place) as tables:
         columns = list_columns(spec)
         where = {column: number for number, column in enumerate(columns)}
-        contents = [where[column] for column in (*spec.title, *spec.text, *spec.also, *spec.project)]
+        contents = [where[column] for column in spec.contents]
         keys = [[where[column] for column in key] for key in spec.key]
         projects = tables.read_projects(spec.sessions) if spec.sessions else {}
         for row in tables.rows(spec.table, columns, only):

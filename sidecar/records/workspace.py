@@ -10,7 +10,7 @@ import asyncio
 import io
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import zstandard
@@ -38,7 +38,8 @@ Holds = Callable[[str], bool]
 class Workspace:
     """Holds the files of one snapshot of a memory, those that ``wanted`` asks for.
 
-    Packs are always compared with their hashes; with ``check``, so are the files that come of them.
+    Packs are fetched only if they carry something of those, and always compared with their hashes; with ``check``, so are
+    the files that come of them.
     """
 
     def __init__(
@@ -132,7 +133,19 @@ class Workspace:
         hints = {root.name: root.hint for root in self._manifest.roots}
         return make_files(self._places, self.entries, hints)
 
-    def _list_wanted(self, entries: dict[str, Entry]) -> dict[str, Entry]:
+    def choose_packs(self, packs: Sequence[Pack], entries: Mapping[str, Entry]) -> list[Pack]:
+        """Return those of these packs that are needed for the wanted files: none that carries nothing of them, nor one
+        from before they were carried whole."""
+        missing = set(self._list_wanted(entries))
+        chosen: list[Pack] = []
+        for pack in reversed(packs):
+            changes = [change for change in self._indexes[pack.id].changes if change.entry.path in missing]
+            if any(change.blocks != [] for change in changes):
+                chosen.append(pack)
+                missing -= {change.entry.path for change in changes if change.blocks is None}
+        return chosen[::-1]
+
+    def _list_wanted(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
         return {path: entry for path, entry in entries.items() if entry.type == FILE and self._wanted(path)}
 
     async def _start_over(self, manifest: Manifest, entries: dict[str, Entry], *, keep: bool) -> None:
@@ -145,6 +158,7 @@ class Workspace:
     async def _apply(self, manifest: Manifest, entries: dict[str, Entry], packs: list[Pack], *, keep: bool) -> None:
         """Fetch packs and apply them. Files that the snapshot does not have are dropped."""
         wanted = self._list_wanted(entries)
+        packs = self.choose_packs(packs, entries)
         files = await fetch_packs(self._store, manifest.memory, packs, self._scratch, self._recalled)
         self.packs_read += len(files)
         fetched = [

@@ -8,7 +8,9 @@ import io
 import json
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,10 @@ from adapters.sandboxes.local import open_local
 from sidecar.cli.main import main
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.engine.comparison import compare_records
-from sidecar.engine.histories import blame, list_records, trace_file, trace_record
+from sidecar.engine.histories import PageWanted, blame, list_records, trace_file, trace_record
 from sidecar.engine.queries import list_snapshots
 from sidecar.errors import RecordNotFound, SnapshotNotFound
+from sidecar.models.answers import Counts
 from sidecar.store.selectors import resolve_snapshot
 from tests.parts.commands import done
 from tests.parts.conversations import SCRIPTS
@@ -120,9 +123,9 @@ async def test_a_sealed_store_gives_the_same_answers_and_leaves_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     for name, engine in (("plain", engine_at(tmp_path / "plain")), ("sealed", engine_with(tmp_path / "sealed", BOTH))):
         await grow(engine, tmp_path / f"home-{name}", 3)
-        page = await list_records(engine, "m", "latest", limit=4)
+        page = await list_records(engine, "m", "latest", page=PageWanted(limit=4))
         assert page.next == "4"
-        rest = await list_records(engine, "m", "latest", after=page.next)
+        rest = await list_records(engine, "m", "latest", page=PageWanted(start=4))
         assert rest.next is None
         difference = await compare_records(engine, "m", "", "latest")
         blamed = await blame(engine, "m", "latest")
@@ -180,3 +183,32 @@ def test_a_database_that_is_not_what_it_says_is_compared_as_a_file(tmp_path: Pat
     assert found["records"] == [] and [row["path"] for row in found["files"]] == ["cm/memory/learnings.json"]
     assert "cm/memory/learnings.json cannot be read" in found["problems"][0]
     assert done("log", "m", store=store)["snapshots"][0]["changes"] is None
+
+
+async def test_the_log_of_a_thousand_snapshots_reads_each_manifest_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    await grow(engine, home, 1)
+    repository = engine.repository
+    (first,) = [await repository.manifest("m", one) for one in await repository.list_snapshot_ids("m")]
+    for number in range(999):
+        name = f"20200101T{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}000Z-{number:08x}"
+        changes = {"observation": (number, 0, 0)}
+        copy = replace(first, snapshot=name, conversation=f"c{number}", changes=changes)
+        (tmp_path / f"store/memories/m/snapshots/{name}.json").write_bytes(copy.encode())
+    read: Counter[str] = Counter()
+    store = type(repository.store)
+    for verb in ("stream", "get"):
+        original = getattr(store, verb)
+
+        def counted(this: object, key: str, *rest: Any, original: Any = original, **more: Any) -> Any:
+            read[key] += 1
+            return original(this, key, *rest, **more)
+
+        monkeypatch.setattr(store, verb, counted)
+    rows = (await list_snapshots(repository, "m")).snapshots
+    assert len(rows) == 1000 and rows[1].changes == {"observation": Counts(added=998)}
+    manifests = [count for key, count in read.items() if "/snapshots/" in key and key.endswith(".json")]
+    assert manifests == [1] * 1000 and sum(read.values()) < 1010
+    assert not [key for key in read if ".tar." in key]

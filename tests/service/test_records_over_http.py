@@ -66,6 +66,43 @@ def test_records_are_read_over_http_page_by_page(tmp_path: Path) -> None:
         assert service.http.get(f"{path('acme/m')}/history").status_code == 400
 
 
+def test_pages_are_of_one_snapshot_and_worked_out_once(tmp_path: Path) -> None:
+    home, store = tmp_path / "home", tmp_path / "store"
+    home.mkdir()
+    with serving(store, tmp_path / "log") as service, Client(service.url, token=TOKEN) as client:
+
+        def export(number: int) -> None:
+            SCRIPTS["claude-mem"](home, number)
+            client.export("m", sandbox=f"local:{home}", conversation=f"c{number}")
+
+        for number in range(2):
+            export(number)
+        said = [row["id"] for row in done("records", "m", store=store)["records"]]
+        where = f"{path('m')}/blame"
+        listed = client.records("m", limit=4)
+        compared = client.diff("m", limit=2)
+        blamed = service.http.get(where, params={"limit": 4}).json()
+        assert listed.next and compared.next and blamed["next"]
+        export(2)
+        rest = client.records("m", after=listed.next)
+        assert [row.id for row in (*listed.records, *rest.records)] == said and rest.snapshot == listed.snapshot
+        (store / "memories/m/packs").rename(tmp_path / "packs")
+        more = client.diff("m", after=compared.next)
+        assert (more.from_, more.to, more.next) == (compared.from_, compared.to, None)
+        assert len(more.records) + 2 == sum(one.added + one.changed for one in compared.counts.values())
+        ids = [row["id"] for row in blamed["records"]]
+        while blamed["next"]:
+            blamed = service.http.get(where, params={"limit": 4, "after": blamed["next"]}).json()
+            ids += [row["id"] for row in blamed["records"]]
+        assert sorted(ids) == sorted(said)
+        for after in ("x", "1.latest", "1.2.3", "9" * 30, "1.x.y.z", "1." + "a" * 90):
+            assert service.http.get(where, params={"after": after}).status_code in (400, 404, 409, 422)
+        told = (tmp_path / "log").read_text() + service.http.get("/metrics").text
+        assert "/blame" in told and not any(row.title in told for row in listed.records)
+        (store / "memories/m").rename(tmp_path / "gone")
+        assert service.http.get(where, params={"after": f"4.{listed.snapshot}"}).status_code == 404
+
+
 def test_a_brief_is_read_over_http_and_comes_with_a_restore(tmp_path: Path) -> None:
     home, box, store = tmp_path / "home", tmp_path / "box", tmp_path / "store"
     home.mkdir()

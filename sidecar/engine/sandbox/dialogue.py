@@ -63,6 +63,7 @@ BOUNDS: dict[type, dict[str, int]] = {
         "noted": MOST_NOTED,
         "not_taken": MOST_ROOTS,
         "databases_not_taken": MOST_DATABASES,
+        "counted": MOST_DATABASES,
     },
     RestoreAnswer: {"unsaved": MOST_UNSAVED, "withheld": MOST_ROOTS},
     UnsavedMemory: {"lineage": LONGEST_LINEAGE, "paths": MOST_LOST, "projects": MOST_UNSAVED_PROJECTS},

@@ -40,12 +40,15 @@ class ExportBuilder:
         self.skipped = Skipped()
         self.warnings: list[str] = []
         self.databases: list[FoundDatabase] = []
+        self.counted: dict[str, dict[str, tuple[int, int, int]]] = {}
+        """By changed database: which records came, changed and went."""
         self.total = 0
         self.refreshed = False
         self.bundle = Bundle(scratch)
         self.screened: Screen | None = None
         self._question = question
         self._work = scratch.work
+        self._kept = scratch.memory
         self._strict = scratch.contained.beneath is not None
         """This is a folder among others on a machine: what a link leads to may belong to somebody else."""
         self._fit = fit
@@ -191,6 +194,8 @@ class ExportBuilder:
             self._take_unchanged(known, signature, first)
             contents.carried.close()
         else:
+            if sound and not self._question.trial:
+                self._count_rows(found, target, known, contents.digest)
             self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
         self.end_copy()
 
@@ -209,6 +214,23 @@ class ExportBuilder:
         if self._copy is not None:
             self._copy[1].remove()
             self._copy = None
+
+    def _count_rows(self, found: FoundPath, copy: str, known: cache.KnownEntry | None, digest: str) -> None:
+        """Count which of a database's records came, changed and went, and keep digests of those that are there now."""
+        if not found.root.layout.get("tables") or (known is not None and known.entry.digest == digest):
+            return
+        from sidecar.program.sqlite import sketches
+
+        tables = sketches.choose_tables(found.root.layout, found.path.partition("/")[2])
+        new = sketches.sketch_database(copy, tables) if tables else None
+        if new is None:
+            return
+        empty: sketches.Sketch = [(kind, {}) for kind, _ in new]
+        old = empty if known is None else sketches.load(self._kept, known.entry.digest, tables)
+        counts = sketches.count_changes(old, new) if old is not None else None
+        if counts is not None:
+            self.counted[found.path] = counts
+        sketches.write(self._kept, digest, tables, new)
 
     def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reader.Contents, str]:
         """Return a database's copy as contents, and the digest of its first page without the counters."""

@@ -303,6 +303,7 @@ class Export:
             bytes=taking.total,
             roots=[FoundRoot(root.name, root.layout["name"], root.hint) for root in self._list_held_roots()],
             databases=taking.databases,
+            counted=taking.counted,
             skipped=taking.skipped.rows,
             skipped_more=taking.skipped.more,
             not_taken=taking.skipped.passed,

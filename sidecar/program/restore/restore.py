@@ -324,9 +324,26 @@ class Restore:
             if entry.database:
                 check = backup.quick_check(staged[path].place)
                 rows.append(FoundDatabase(path, "staged", check))
+                if check == "ok":
+                    self._sketch_rows(path, entry, staged[path].place)
                 if check != "ok" and not self.question.force:
                     raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
         return rows
+
+    def _sketch_rows(self, path: str, entry: index.Entry, place: str) -> None:
+        """Keep digests of a database's rows, so that the next export can count which came, changed and went."""
+        name, _, relative = path.partition("/")
+        layout = self.by_name[name].layout
+        if not layout.get("tables"):
+            return
+        from sidecar.program.sqlite import sketches
+
+        tables = sketches.choose_tables(layout, relative)
+        if not tables or sketches.has(self.scratch.memory, entry.digest, tables):
+            return
+        sketch = sketches.sketch_database(place, tables)
+        if sketch is not None:
+            sketches.write(self.scratch.memory, entry.digest, tables, sketch)
 
     def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
         """Set the modes, times and owner of staged files, and merge in the settings keys that belong to this sandbox."""

@@ -6,10 +6,11 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import StreamingResponse
@@ -31,9 +32,13 @@ from sidecar.service.api.paths import SLASH, MemoryId
 from sidecar.service.api.problems import document_problems
 from sidecar.service.api.verbs import get_sidecar
 from sidecar.service.calls import note_subject
+from sidecar.store.selectors import resolve_snapshot
 
 router = APIRouter(prefix="/v1", tags=["records"])
 READING = document_problems(400, 404, 409, 422, 503)
+KEPT_SECONDS = 120.0
+MOST_KEPT = 40_000
+"""How many rows of answers with several pages are kept for the next page, together."""
 MOST_READERS = 4
 """How many requests read packs at the same time; the others wait."""
 
@@ -41,7 +46,10 @@ SELECTOR = "A snapshot's id, `latest`, `latest~2`, `@TIME`, `conversation:ID` or
 Wanted = Annotated[str, Query(max_length=1000, description=SELECTOR)]
 Kinds = Annotated[list[str] | None, Query(max_length=100, description="Only records of these kinds.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many records a page has at most.")]
-After = Annotated[str, Query(max_length=20, pattern=r"^\d*$", description="The `next` of the page before.")]
+After = Annotated[
+    str,
+    Query(max_length=100, pattern=r"^(\d{1,9}(\.[0-9A-Za-z-]*)*)?$", description="The `next` of the page before."),
+]
 FilePath = Annotated[
     str,
     Path(description="As in a snapshot's entries.", examples=["project/MEMORY.md"]),
@@ -57,6 +65,56 @@ async def _take_turn(request: Request) -> AsyncIterator[Engine]:
         state.readers = FairTurns(MOST_READERS)
     async with state.readers.held(owner, MOST_READERS - 1 if owner else 0):
         yield get_sidecar(request).engine
+
+
+class Cursor(NamedTuple):
+    """Where a page begins: after so many rows, of these snapshots. So all pages are of the same ones, whatever is
+    exported meanwhile."""
+
+    start: int
+    snapshots: tuple[str, ...]
+
+    @classmethod
+    def read(cls, after: str, *wanted: str) -> Cursor:
+        """Return the cursor in ``after``; the first page of what is wanted, if it is empty."""
+        start, *snapshots = after.split(".")
+        return cls(int(start or 0), tuple(snapshots) if len(snapshots) == len(wanted) else wanted)
+
+    def write(self, count: int, *snapshots: str) -> str:
+        """Return the cursor of the page after one with so many rows."""
+        return ".".join([str(self.start + count), *snapshots])
+
+
+class RecentAnswers:
+    """The last answers that had more than a page, so that their other pages are not worked out again.
+
+    They are about snapshots, which never change. Whoever asks was let in, and the snapshots were found, before.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], tuple[float, Comparison | Blame]] = {}
+
+    def find(self, key: tuple[object, ...]) -> Comparison | Blame | None:
+        """Return an answer that was kept a short while ago."""
+        oldest = time.monotonic() - KEPT_SECONDS
+        self._kept = {name: (at, found) for name, (at, found) in self._kept.items() if at > oldest}
+        return self._kept[key][1] if key in self._kept else None
+
+    def keep(self, key: tuple[object, ...], found: Comparison | Blame) -> None:
+        """Keep an answer, and no others if they are too large together."""
+        self._kept.pop(key, None)
+        while self._kept and sum(len(one.records) for _, one in self._kept.values()) + len(found.records) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        if len(found.records) <= MOST_KEPT:
+            self._kept[key] = time.monotonic(), found
+
+
+def _get_recent(request: Request) -> RecentAnswers:
+    state = request.app.state
+    if not hasattr(state, "recent_answers"):
+        state.recent_answers = RecentAnswers()
+    recent: RecentAnswers = state.recent_answers
+    return recent
 
 
 @router.get("/memories/{memory}/diff", responses=READING)
@@ -87,13 +145,24 @@ async def compare_snapshots(
             removed=found.removed,
             changed=found.changed,
         )
-    async with _take_turn(request) as engine:
-        whole = await compare_records(engine, memory, from_, to, other=other, messages=MESSAGE in (kind or ()))
+    cursor, recent = Cursor.read(after, from_, to), _get_recent(request)
+    messages = MESSAGE in (kind or ())
+    key = ("diff", memory, other, cursor.snapshots, messages)
+    whole = recent.find(key) if after else None
+    if whole is None:
+        async with _take_turn(request) as engine:
+            whole = await compare_records(engine, memory, *cursor.snapshots, other=other, messages=messages)
+    else:
+        for name, snapshot in ((memory, cursor.snapshots[0]), (other or memory, cursor.snapshots[1])):
+            await resolve_snapshot(get_sidecar(request).engine.repository, check_memory_id(name), snapshot)
+    assert isinstance(whole, Comparison)
     note_subject(snapshot=whole.to, also=other)
     rows = [row for row in whole.records if not kind or row.kind in kind]
-    start = int(after or 0)
-    more = str(start + limit) if len(rows) > start + limit else None
-    return replace(whole, records=rows[start : start + limit], next=more)
+    page = rows[cursor.start : cursor.start + limit]
+    if cursor.start + limit >= len(rows):
+        return replace(whole, records=page)
+    recent.keep(("diff", memory, other, (whole.from_, whole.to), messages), whole)
+    return replace(whole, records=page, next=cursor.write(limit, whole.from_, whole.to))
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}/records", responses=READING)
@@ -107,12 +176,17 @@ async def list_records(
     after: After = "",
 ) -> Records:
     """What a snapshot says, a page at a time. Messages are left out unless their kind is named."""
+    cursor = Cursor.read(after, snapshot)
     async with _take_turn(request) as engine:
         page = await histories.list_records(
-            engine, check_memory_id(memory), snapshot, kinds=kind or (), limit=limit, after=after
+            engine,
+            check_memory_id(memory),
+            cursor.snapshots[0],
+            kinds=kind or (),
+            page=histories.PageWanted(limit=limit, start=cursor.start),
         )
     note_subject(snapshot=page.snapshot)
-    return page
+    return page if page.next is None else replace(page, next=cursor.write(len(page.records), page.snapshot))
 
 
 @router.get("/memories/{memory}/snapshots/{snapshot}/brief", responses=READING)
@@ -203,9 +277,18 @@ async def blame_records(
     after: After = "",
 ) -> Blame:
     """Which conversation and sandbox taught each record of a snapshot."""
-    async with _take_turn(request) as engine:
-        found = await histories.blame(engine, check_memory_id(memory), snapshot, path=path, kinds=kind or ())
+    cursor, recent, kinds = Cursor.read(after, snapshot), _get_recent(request), tuple(kind or ())
+    key = ("blame", check_memory_id(memory), cursor.snapshots, path, kinds)
+    found = recent.find(key) if after else None
+    if found is None:
+        async with _take_turn(request) as engine:
+            found = await histories.blame(engine, memory, cursor.snapshots[0], path=path, kinds=kinds)
+    else:
+        await resolve_snapshot(get_sidecar(request).engine.repository, memory, cursor.snapshots[0])
+    assert isinstance(found, Blame)
     note_subject(snapshot=found.snapshot)
-    start = int(after or 0)
-    more = str(start + limit) if len(found.records) > start + limit else None
-    return replace(found, records=found.records[start : start + limit], next=more)
+    page = found.records[cursor.start : cursor.start + limit]
+    if cursor.start + limit >= len(found.records):
+        return replace(found, records=page)
+    recent.keep(("blame", memory, (found.snapshot,), path, kinds), found)
+    return replace(found, records=page, next=cursor.write(limit, found.snapshot))

@@ -1,6 +1,7 @@
 "use strict";
 const EVERY = 5000;
 const PAUSE = 1000;
+const PLURALS = { summary: "summaries", criterion: "criteria", entity: "entities", work: "works" };
 const MOST_EVENTS = 50;
 const MOST_ROWS = 200;
 const one = (name) => document.getElementById(name);
@@ -189,9 +190,17 @@ async function snapshots() {
 
 function counted(changes) {
   if (!changes) return "unknown";
-  return Object.entries(changes).map(([kind, { added, changed, removed }]) => [
-    added ? `+${added}` : "", changed ? `${changed} changed` : "", removed ? `-${removed}` : "",
-  ].filter(Boolean).join(", ") + ` ${kind}`).join("; ");
+  const parts = Object.entries(changes).flatMap(([kind, { added, changed, removed }]) =>
+    [["+", added, ""], ["", changed, " changed"], ["-", removed, ""]].filter(([, number]) => number).map(
+      ([sign, number, after]) => `${sign}${number.toLocaleString("en")} ${number === 1 ? kind : PLURALS[kind] || `${kind}s`}${after}`));
+  return parts.join(", ") || "nothing that it says";
+}
+
+// What could not be told, in its own words: nothing is shown as if there were nothing.
+async function complaint(answer, told) {
+  if (answer.ok) return [...(told.problems || []), ...(told.more ? [`${told.more.toLocaleString("en")} more are not shown.`] : [])];
+  const { detail, hint } = await answer.json().catch(() => ({ detail: `The service answered ${answer.status}.` }));
+  return [[detail, hint].filter(Boolean).join(" ")];
 }
 
 // A snapshot never changes: what it says is asked for once, when somebody opens it.
@@ -202,14 +211,20 @@ async function inspect(memory, snapshot) {
     ask(`${base}/diff?to=${name}&limit=${MOST_ROWS}`), ask(`${base}/snapshots/${name}/records?limit=${MOST_ROWS}`),
     ask(`${base}/snapshots/${name}`),
   ]);
-  const { records: changes, files: others } = difference.ok ? await difference.json() : { records: [], files: [] };
+  const compared = difference.ok ? await difference.json() : { records: [], files: [] };
+  const { records: changes, files: others } = compared;
+  const untold = await complaint(difference, compared);
+  if (compared.next) untold.push(`These are the first ${MOST_ROWS}: ${counted(compared.counts)}.`);
+  one("untold").replaceChildren(lines(...untold));
   one("with").replaceChildren(breakable(snapshot));
   const style = { added: "good", removed: "bad" };
   fill("changes", [
     ...changes.map((record) => row([record.change, style[record.change]], [record.kind], [record.title], [difflines(record), "faint"])),
     ...others.map((file) => row([file.change, style[file.change]], ["file"], [file.path], [difflines(file), "faint"])),
   ]);
-  const { records, next } = said.ok ? await said.json() : { records: [], next: null };
+  const read = said.ok ? await said.json() : { records: [], next: null };
+  const { records, next } = read;
+  one("unread").replaceChildren(lines(...await complaint(said, read)));
   one("more").textContent = next ? `the first ${MOST_ROWS}` : "";
   fill("says", records.map((record) => row([record.kind], [record.title], [record.path, "faint"], [record.at ? ago(record.at) : "", "faint"])));
   const entries = whole.ok ? (await whole.json()).entries.filter((entry) => entry.type === "file") : [];

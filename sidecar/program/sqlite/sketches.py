@@ -1,0 +1,212 @@
+"""Which rows of a database came, changed and went: digests of its rows are kept, and compared with those that it has later.
+
+An export has a database as it is now and, of what it was, only digests of pages, which do not tell rows apart. So a
+restore and an export keep 24 bytes for each row of the tables that a layout reads records from. Only numbers leave the
+sandbox.
+
+The sandbox's agent can write these files. They are checked for their sizes, and what they change are numbers that the
+sandbox could make up anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import sys
+import time
+from array import array
+from collections import deque
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from sidecar.format.patterns import compile_patterns
+from sidecar.format.refusal import Refusal
+from sidecar.program import places
+from sidecar.program.sqlite import backup
+
+Rows = Dict[int, bytes]
+"""Of each row, by its rowid: a digest of what identifies it, and one of its contents."""
+Sketch = List[Tuple[str, Rows]]
+"""The rows of each table, with their kind."""
+Counts = Dict[str, Tuple[int, int, int]]
+"""How many came, changed and went, by kind."""
+
+PREFIX = "rows-"
+VERSION = "1 " + sys.byteorder
+MOST_KEPT = 12
+MOST_ROWS = 100_000
+"""A database with more rows is not sketched: what differs in it is then counted outside, or unknown."""
+MOST_SECONDS = 3.0
+LARGEST_VALUE = 4 << 20
+DIGEST_BYTES = 8
+ROW_BYTES = 8 + 2 * DIGEST_BYTES
+LONGEST_HEAD = 1 << 16
+STEPS = 100_000
+"""How many of SQLite's steps pass between two looks at the clock."""
+
+
+def choose_tables(layout: Dict[str, Any], relative: str) -> List[Dict[str, Any]]:
+    """Return the tables of a database from which a layout reads records."""
+    return [table for table in layout.get("tables", []) if compile_patterns(table["files"]).match(relative)]
+
+
+def sketch_database(place: str, tables: List[Dict[str, Any]]) -> Optional[Sketch]:
+    """Return the sketch of a database that nobody writes to; ``None`` if it is damaged or has too many rows."""
+    deadline, left = time.monotonic() + MOST_SECONDS, MOST_ROWS
+    sketch: Sketch = []
+    try:
+        connection = backup.connect_read_only(place)
+        try:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            for table in tables:
+                rows = dict(_read_rows(connection, table, left))
+                left -= len(rows)
+                if left < 0:
+                    return None
+                sketch.append((table["kind"], rows))
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError, OverflowError, MemoryError):
+        return None
+    return sketch
+
+
+def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], most: int) -> Iterator[Tuple[int, bytes]]:
+    """Yield the rows of a plain table, at most one more than ``most``."""
+    name = _quote(table["table"])
+    kind = connection.execute(
+        "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table["table"],)
+    ).fetchone()
+    if kind is None or "VIRTUAL" in str(kind[0]).upper().partition("(")[0]:
+        return
+    there = {row[1] for row in connection.execute("PRAGMA table_info(%s)" % name)}
+    wanted = list(dict.fromkeys(table["contents"] + [column for key in table["key"] for column in key]))
+    chosen = [next((one for one in column.split("|") if one in there), "") for column in wanted]
+    if not any(chosen):
+        return
+    values = ["substr(CAST(%s AS BLOB), 1, %d)" % (_quote(one), LARGEST_VALUE) if one else "NULL" for one in chosen]
+    contents = [1 + wanted.index(column) for column in table["contents"]]
+    keys = [[1 + wanted.index(column) for column in key] for key in table["key"]]
+    select = "SELECT rowid, %s FROM %s LIMIT %d" % (", ".join(values), name, most + 1)
+    for row in connection.execute(select):
+        digest = _digest([row[number] for number in contents])
+        identity = next((key for key in keys if all(row[number] for number in key)), None)
+        yield row[0], (digest if identity is None else _digest([row[number] for number in identity])) + digest
+
+
+def _quote(name: str) -> str:
+    return '"%s"' % name.replace('"', '""')
+
+
+def _digest(values: Sequence[Optional[bytes]]) -> bytes:
+    return hashlib.blake2b(b"\0".join([value or b"" for value in values]), digest_size=DIGEST_BYTES).digest()
+
+
+def count_changes(old: Sketch, new: Sketch) -> Optional[Counts]:
+    """Return what differs, by kind; ``None`` if it is not about the same tables.
+
+    A row counts as its contents, wherever they stand now; then as what identifies it. It is what ``match_rows`` of the
+    sidecar's records does, which has the last word on what differs.
+    """
+    if [kind for kind, _ in old] != [kind for kind, _ in new]:
+        return None
+    went: List[Tuple[str, bytes]] = []
+    came: List[Tuple[str, bytes]] = []
+    counts: Counts = {}
+    for (kind, before), (_, after) in zip(old, new):
+        went += [(kind, row) for rowid, row in sorted(before.items()) if after.get(rowid) != row]
+        came += [(kind, row) for rowid, row in sorted(after.items()) if before.get(rowid) != row]
+    changed: List[str] = []
+    for part in (slice(None), slice(DIGEST_BYTES, None), slice(DIGEST_BYTES)):
+        went, came, changed = _drop_pairs(went, came, part)
+    for number, kinds in enumerate(([kind for kind, _ in came], changed, [kind for kind, _ in went])):
+        for kind in kinds:
+            known = list(counts.get(kind, (0, 0, 0)))
+            known[number] += 1
+            counts[kind] = (known[0], known[1], known[2])
+    return counts
+
+
+def _drop_pairs(
+    went: List[Tuple[str, bytes]], came: List[Tuple[str, bytes]], part: slice
+) -> Tuple[List[Tuple[str, bytes]], List[Tuple[str, bytes]], List[str]]:
+    """Return both without those that are equal in this part of their digests, and the kinds of what was dropped."""
+    waiting: Dict[Tuple[str, bytes], deque[int]] = {}
+    for number, (kind, row) in enumerate(went):
+        waiting.setdefault((kind, row[part]), deque()).append(number)
+    paired, left, kinds = set(), [], []
+    for kind, row in came:
+        there = waiting.get((kind, row[part]))
+        if there:
+            paired.add(there.popleft())
+            kinds.append(kind)
+        else:
+            left.append((kind, row))
+    return [one for number, one in enumerate(went) if number not in paired], left, kinds
+
+
+def write(folder: str, digest: str, tables: List[Dict[str, Any]], sketch: Sketch) -> None:
+    """Keep the sketch of a database with this digest, and remove the oldest ones. Nothing is said if that fails: then
+    less is known later."""
+    body = b"".join(array("q", rows).tobytes() + b"".join(rows.values()) for _, rows in sketch)
+    head = {
+        "rows": VERSION,
+        "tables": [[kind, len(rows)] for kind, rows in sketch],
+        "sha256": hashlib.sha256(body).hexdigest(),
+    }
+    place = os.path.join(folder, _name(digest, tables))
+    try:
+        for other in _list_older(folder, os.path.basename(place))[MOST_KEPT - 1 :]:
+            places.remove(other)
+        places.write_file(place, json.dumps(head).encode("ascii") + b"\n" + body)
+    except (OSError, Refusal):
+        try:
+            places.remove(place + places.UNFINISHED)
+        except (OSError, Refusal):
+            pass
+
+
+def _list_older(folder: str, name: str) -> List[str]:
+    """Return the other sketches, the newest first."""
+    others = [os.path.join(folder, one) for one in os.listdir(folder) if one.startswith(PREFIX) and one != name]
+    return sorted(others, key=lambda other: places.read_status(other).st_mtime_ns, reverse=True)
+
+
+def has(folder: str, digest: str, tables: List[Dict[str, Any]]) -> bool:
+    """Return whether a sketch of a database with this digest is kept."""
+    return places.exists(os.path.join(folder, _name(digest, tables)))
+
+
+def load(folder: str, digest: str, tables: List[Dict[str, Any]]) -> Optional[Sketch]:
+    """Return the sketch of a database with this digest; ``None`` if there is none that is whole."""
+    try:
+        data = places.read_file(os.path.join(folder, _name(digest, tables)), MOST_ROWS * ROW_BYTES + LONGEST_HEAD)
+        end = data.find(b"\n", 0, LONGEST_HEAD)
+        body = data[end + 1 :]
+        head = json.loads(data[:end])
+        if head["rows"] != VERSION or head["sha256"] != hashlib.sha256(body).hexdigest():
+            return None
+        return list(_split(head["tables"], body))
+    except (OSError, Refusal, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _split(tables: Any, body: bytes) -> Iterator[Tuple[str, Rows]]:
+    """Yield the tables of a file. Raise ValueError if it is not what was written."""
+    if sum(count for _, count in tables) * ROW_BYTES != len(body) or any(count < 0 for _, count in tables):
+        raise ValueError("another size")
+    at, width = 0, 2 * DIGEST_BYTES
+    for kind, count in tables:
+        rowids = array("q")
+        rowids.frombytes(body[at : at + 8 * count])
+        at += 8 * count
+        yield str(kind), {rowid: body[at + width * n : at + width * (n + 1)] for n, rowid in enumerate(rowids)}
+        at += width * count
+
+
+def _name(digest: str, tables: List[Dict[str, Any]]) -> str:
+    """Return the name of a sketch: of one database, read by one set of rules."""
+    told = json.dumps([digest, tables], sort_keys=True).encode("ascii")
+    return PREFIX + hashlib.sha256(told).hexdigest()[:32]

@@ -1,0 +1,219 @@
+"""What an export taught is counted where its database is: exactly, without the parent's packs, and whatever an agent wrote
+into the files that it is counted by."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.sandboxes.local import open_local
+from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.exports import counts
+from sidecar.engine.queries import list_snapshots
+from sidecar.engine.sandbox.dialogue import ask
+from sidecar.format.protocol import ExportAnswer
+from sidecar.layouts import load_built_in
+from sidecar.program.sqlite import sketches
+from sidecar.records.matching import Row, match_rows
+from tests.parts.conversations import CONVERSATIONS, SCRIPTS, Taught
+from tests.parts.homes import engine_at
+from tests.records.test_reading import Watched
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
+PATH = "claude-mem/claude-mem.db"
+
+
+def count(taught: Taught) -> dict[str, tuple[int, int, int]]:
+    by_kind = [Counter(kind for kind, _ in getattr(taught, change)) for change in ("added", "changed", "removed")]
+    return {kind: (by_kind[0][kind], by_kind[1][kind], by_kind[2][kind]) for kind in {*by_kind[0], *by_kind[1]}}
+
+
+async def tell(engine: Engine) -> dict[str, tuple[int, int, int]] | None:
+    """Return what the log says of the newest snapshot."""
+    changes = (await list_snapshots(engine.repository, "m")).snapshots[0].changes
+    return None if changes is None else {kind: (n.added, n.changed, n.removed) for kind, n in changes.items()}
+
+
+@pytest.fixture
+def poor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be read to count."""
+    monkeypatch.setattr(counts, "MOST_FETCHED", 0)
+    monkeypatch.setattr(counts, "MOST_READ", 0)
+
+
+@pytest.mark.usefixtures("poor")
+async def test_each_conversation_is_counted_without_a_pack_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_at(tmp_path / "store")
+    home = tmp_path / "home"
+    home.mkdir()
+    watched = Watched(engine, monkeypatch)
+    for number in range(CONVERSATIONS):
+        if number % 3 == 2:  # a new sandbox: its restore is all that knows what was there before
+            home = tmp_path / f"home-{number}"
+            home.mkdir()
+            await restore(engine, open_local(str(home)), RestoreRequest(memory="m"))
+        taught = SCRIPTS["claude-mem"](home, number)
+        watched.read.clear()
+        await export(engine, open_local(str(home)), ExportRequest(memory="m"))
+        assert await tell(engine) == count(taught)
+        assert watched.packs == [] or number == 8  # the ninth pack makes a fold
+
+
+@pytest.mark.usefixtures("poor")
+async def test_files_that_cannot_be_afforded_are_counted_as_files(tmp_path: Path) -> None:
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    home.mkdir()
+    for number in range(2):
+        taught = SCRIPTS["claude-mem"](home, number)
+        SCRIPTS["three-tier"](home, number)
+        await export(engine, open_local(str(home)), ExportRequest(memory="m", projects=(str(home),)))
+    assert await tell(engine) == {**count(taught), "file": (0, 2, 0)}
+    SCRIPTS["three-tier"](home, 2)
+    await export(engine, open_local(str(home)), ExportRequest(memory="m", projects=(str(home),)))
+    assert await tell(engine) is None
+
+
+def spoil(place: Path, chance: random.Random) -> None:
+    """Change a file of the program's as an agent might."""
+    data = bytearray(place.read_bytes()) or bytearray(b"{}\n")
+    way = chance.randrange(6)
+    if way == 0:
+        del data[chance.randrange(len(data)) :]
+    elif way == 1:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    elif way == 2:
+        data = bytearray(
+            chance.choice([b"", b"{}\n", b"[" * 50_000, b'{"rows": "1 little", "tables": 7}\n', b"null\n"])
+        )
+    elif way == 3:
+        end = data.find(b"\n")
+        data = data[:end].replace(b'"observation", ', b'"observation", -') + data[end:]
+    place.unlink()
+    if way == 4:
+        place.symlink_to("/dev/zero")
+    elif way == 5:
+        os.mkfifo(place)
+    else:
+        place.write_bytes(data)
+
+
+@pytest.mark.usefixtures("poor")
+async def test_spoilt_notes_never_fail_an_export(tmp_path: Path) -> None:
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    home.mkdir()
+    chance = random.Random(22)
+    known = 0
+    for number in range(14):
+        taught = SCRIPTS["claude-mem"](home, number % CONVERSATIONS if number < CONVERSATIONS else 0)
+        receipt = await export(engine, open_local(str(home)), ExportRequest(memory="m"))
+        assert receipt.outcome == "committed" and (number == 0 or receipt.warnings == [])
+        found = await tell(engine)
+        assert found is None or number >= CONVERSATIONS or found == count(taught)
+        known += found is not None
+        notes = list((home / ".cache/memory-sidecar").glob("*/rows-*"))
+        assert notes
+        if number % 4 != 3:
+            for place in (one for one in notes if one.is_file() and not one.is_symlink()):
+                spoil(place, chance)
+    assert 4 <= known < 14
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"claude-mem/settings.json": {"observation": (1, 0, 0)}},
+        {"nowhere/x.db": {"observation": (1, 0, 0)}},
+        {PATH: {"password-hunter2": (1, 0, 0)}},
+        {PATH: {"observation": (10**15, 0, 0)}},
+    ],
+)
+async def test_made_up_counts_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+) -> None:
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    home.mkdir()
+    SCRIPTS["claude-mem"](home, 0)
+
+    async def forge(*args: Any, **more: Any) -> tuple[ExportAnswer, bytes]:
+        answer, inline = await ask(*args, **more)
+        answer.counted = told
+        return answer, inline
+
+    monkeypatch.setattr("sidecar.engine.exports.arrival.ask", forge)
+    receipt = await export(engine, open_local(str(home)), ExportRequest(memory="m"))
+    assert receipt.outcome == "committed" and await tell(engine) is None
+
+
+def make_database(place: Path, rows: list[tuple[int, str | None, str]]) -> None:
+    place.unlink(missing_ok=True)
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, uuid TEXT, body TEXT)")
+        database.executemany("INSERT INTO notes VALUES (?, ?, ?)", rows)
+
+
+def test_rows_are_counted_as_records_are_matched(tmp_path: Path) -> None:
+    chance, place = random.Random(5), tmp_path / "notes.db"
+    table = {"files": ["*"], "table": "notes", "kind": "note", "contents": ["body"], "key": [["uuid"]]}
+    for _ in range(60):
+        sides = []
+        rows = [(n, chance.choice([None, f"u{n}", "u1"]), chance.choice("abc")) for n in range(chance.randrange(9))]
+        later = [(n, uuid, chance.choice([body] * 4 + ["d"])) for n, uuid, body in rows if chance.random() < 0.8]
+        later += [
+            (n, chance.choice([None, f"u{n}"]), chance.choice("abe")) for n in range(20, 20 + chance.randrange(4))
+        ]
+        later = [(n + chance.choice([0, 0, 0, 40]), uuid, body) for n, uuid, body in later]
+        for side in (rows, later):
+            make_database(place, side)
+            sketch = sketches.sketch_database(str(place), [table])
+            assert sketch is not None
+            sketches.write(str(tmp_path), "d", [table], sketch)
+            assert sketches.load(str(tmp_path), "d", [table]) == sketch
+            sides.append(sketch)
+        differing = [
+            [
+                Row("note", uuid or body.encode(), body.encode(), b"")
+                for n, uuid, body in one
+                if (n, uuid, body) not in two
+            ]
+            for one, two in ((sorted(rows), later), (sorted(later), rows))
+        ]
+        match = match_rows(*differing)
+        expected = (len(match.added), len(match.changed), len(match.removed))
+        assert sketches.count_changes(*sides) == ({"note": expected} if any(expected) else {})
+
+
+def test_what_cannot_be_sketched_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "notes.db"
+    (table, *_) = load_built_in()["claude-mem"].for_sandbox()["tables"]
+    for data in (b"", b"SQLite format 3\0" + bytes(500), b"#" * 5000):
+        place.write_bytes(data)
+        assert sketches.sketch_database(str(place), [table]) in (None, [("session", {})])
+    make_database(place, [(n, None, "x") for n in range(20)])
+    table = {"files": ["*"], "table": "notes", "kind": "note", "contents": ["body"], "key": []}
+    monkeypatch.setattr(sketches, "MOST_ROWS", 19)
+    assert sketches.sketch_database(str(place), [table]) is None
+    monkeypatch.setattr(sketches, "MOST_ROWS", 20)
+    assert sketches.sketch_database(str(place), [table]) is not None
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("ALTER TABLE notes RENAME TO old")
+        database.execute(
+            "CREATE VIEW notes AS WITH RECURSIVE n(body) AS (SELECT 1 UNION ALL SELECT body + 1 FROM n) SELECT * FROM n"
+        )
+    assert sketches.sketch_database(str(place), [table]) == [("note", {})]
+
+
+def test_no_more_sketches_are_kept_than_are_of_use(tmp_path: Path) -> None:
+    for number in range(3 * sketches.MOST_KEPT):
+        sketches.write(str(tmp_path), str(number), [], [("note", {number: bytes(16)})])
+    assert len(list(tmp_path.iterdir())) == sketches.MOST_KEPT
+    assert sketches.load(str(tmp_path), str(number), []) == [("note", {number: bytes(16)})]
