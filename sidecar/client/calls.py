@@ -40,6 +40,7 @@ from sidecar.models.answers import (
     Operation,
     Overview,
     Pinned,
+    Restores,
     Snapshot,
     SnapshotContents,
 )
@@ -107,6 +108,7 @@ class Calls(Generic[C]):
         must_exist: bool = False,
         withhold_projects: bool | None = None,
         read_only: bool = False,
+        label: str = "",
         discard: bool = False,
         wake: bool = False,
         user: str = "",
@@ -133,6 +135,7 @@ class Calls(Generic[C]):
             must_exist=must_exist,
             withhold_projects=withhold_projects,
             read_only=read_only,
+            label=label,
             discard=discard,
             wake=wake,
             user=user,
@@ -141,6 +144,45 @@ class Calls(Generic[C]):
             checkpoint_every=checkpoint_every,
         )
         return build_keyed_call("restores", memory, body, idempotency_key, RestoreReceipt)
+
+    @sent
+    def restore_many(
+        self,
+        memory: str,
+        *,
+        sandboxes: Sequence[str],
+        snapshot: str = "latest",
+        projects: Sequence[str] | None = None,
+        read_only: bool = True,
+        label: str = "",
+        conversation: str = "",
+        must_exist: bool = False,
+        withhold_projects: bool | None = None,
+        discard: bool = False,
+        wake: bool = False,
+        user: str = "",
+        attach: bool = True,
+        idempotency_key: str | None = None,
+    ) -> Call[Restores]:
+        """Restore a memory into several sandboxes, from one fetch: by default to be read, so that what they export is
+        stored beside the head. The answer has a receipt or a problem for each; look whether it is ``complete``. What fails
+        in one sandbox does not keep the others from being restored, and raises nothing. Repeated under the same
+        ``idempotency_key``, only those are restored that are not."""
+        body = RestoreBody(
+            sandboxes=list(sandboxes),
+            snapshot=snapshot,
+            projects=None if projects is None else list(projects),
+            conversation=conversation,
+            must_exist=must_exist,
+            withhold_projects=withhold_projects,
+            read_only=read_only,
+            label=label,
+            discard=discard,
+            wake=wake,
+            user=user,
+            attach=attach,
+        )
+        return build_keyed_call("restores", memory, body, idempotency_key, Restores)
 
     def conversation(
         self,

@@ -13,7 +13,7 @@ import posixpath
 import re
 import tarfile
 from collections import Counter
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ from sidecar.format.protocol import (
     SkippedPath,
 )
 from sidecar.format.roots import get_root, make_hint, split_number
-from sidecar.host.files import SpooledFile, read_chunks
+from sidecar.host.files import Spool, SpooledFile, read_chunks
 from sidecar.host.values import dataclass
 from sidecar.host.work import NoProgress, run_in_thread
 from sidecar.layouts import RootSpec, find_spec
@@ -53,6 +53,7 @@ from sidecar.store.fold import unpack_files
 
 if TYPE_CHECKING:
     from sidecar.engine.exports.run import ExportRun
+    from sidecar.engine.restores.placement import SnapshotUpload
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -226,26 +227,27 @@ def _describe_losses(engine: Engine, local: ExportAnswer, methods: dict[str, str
     return copied + filtered
 
 
-@dataclass(slots=True)
-class Tarball:
-    """A snapshot as a plain tarball. It is written once, and uploaded again only if it is no longer in the sandbox."""
+@dataclass(frozen=True, slots=True)
+class PlainTarball:
+    """A snapshot as a plain tarball, with what SQLite says of its databases."""
 
-    file: Path | None = None
-    checks: list[FoundDatabase] = field(default_factory=list)
-    uploaded: str = ""
+    file: Path
+    checks: list[FoundDatabase]
 
 
-async def send_tarball(
-    run: SandboxRun, question: RestoreQuestion, fetched: FetchedSnapshot, tarball: Tarball
-) -> RestoreAnswer:
-    """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
-    engine, sandbox = run.engine, run.sandbox
-    if tarball.file is None:
-        target = run.scratch.new()
-        tarball.checks = await run_in_thread(_write_tarball, fetched, run.scratch.new(), target)
-        tarball.file = target
-    size, path = tarball.file.stat().st_size, tarball.uploaded
-    tarball.uploaded = ""
+async def write_tarball(fetched: FetchedSnapshot, spool: Spool) -> PlainTarball:
+    """Write a snapshot as a plain tarball. Raise ``ProgramFailed`` if it cannot be restored from one."""
+    target = spool.new()
+    return PlainTarball(target, await run_in_thread(_write_tarball, fetched, spool.new(), target))
+
+
+async def send_tarball(run: SandboxRun, question: RestoreQuestion, parcel: SnapshotUpload) -> RestoreAnswer:
+    """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command. The tarball is
+    uploaded again only if it is no longer in the sandbox."""
+    engine, sandbox, fetched = run.engine, run.sandbox, parcel.fetched
+    tarball = await parcel.ready.write_tarball()
+    size, path = tarball.file.stat().st_size, parcel.tarball
+    parcel.tarball = ""
     if not path:
         run.uploads.append(path := new_upload_path())
         engine.progress.step("sending", size)
@@ -258,7 +260,7 @@ async def send_tarball(
     counts = Counter(map(get_root, files))
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
     if answer.status == "unsaved":
-        tarball.uploaded = path
+        parcel.tarball = path
     if answer.status != "complete":
         return answer
     apart = {row.name for row in answer.withheld}

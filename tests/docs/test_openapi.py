@@ -45,7 +45,7 @@ def test_an_answer_requires_what_is_always_sent_and_a_request_only_what_has_no_d
     required = {name: SCHEMAS[name].get("required", []) for name in BODIES}
     assert required == {
         "ExportBody": ["sandbox"],
-        "RestoreBody": ["sandbox"],
+        "RestoreBody": [],
         "AttachBody": ["sandbox"],
         "MoveBody": ["to"],
         "StartBody": ["on"],

@@ -38,6 +38,8 @@ class RestoreRequest:
     """Replace files that no snapshot has, and files that came with the sandbox, without keeping them."""
     read_only: bool = False
     """Later exports of this sandbox are stored beside the head."""
+    label: str = ""
+    """Of a reader: the label of what it exports. Empty: its sandbox's reference."""
     withhold_projects: bool | None = None
     """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
     in_use: bool = False
