@@ -167,6 +167,13 @@ def _add_verbs(command: Any) -> None:
         "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
     )
     restore.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="restore only a part, to be read: paths as `show` writes them (project/memory/**), layout:NAME or tier:NAME",
+    )
+    restore.add_argument(
         "--label", default="", metavar="TEXT", help="of a reader: the label of what it exports (default: its sandbox)"
     )
     restore.add_argument(

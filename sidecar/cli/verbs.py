@@ -59,6 +59,7 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
         discard=args.discard,
         read_only=args.read_only,
         label=args.label,
+        only=tuple(args.only),
     )
 
     async def restore_into(ref: str, source: SnapshotSource | None = None) -> RestoreReceipt:
@@ -231,6 +232,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
         words.append(
             f"Set aside in the sandbox: {format_count(aside.files, 'file')}, {format_size(aside.bytes)}, in {aside.path}"
         )
+    if receipt.only:
+        words.append(f"Only a part of it: {', '.join(receipt.only)}. What else is in the sandbox was left as it is.")
     if receipt.read_only:
         words.append("To be read only: what this sandbox exports is stored beside the head.")
     return Result(

@@ -108,6 +108,7 @@ class Calls(Generic[C]):
         must_exist: bool = False,
         withhold_projects: bool | None = None,
         read_only: bool = False,
+        only: Sequence[str] = (),
         label: str = "",
         discard: bool = False,
         wake: bool = False,
@@ -122,7 +123,8 @@ class Calls(Generic[C]):
 
         Files in the sandbox that no snapshot has are saved first or set aside (``saved_first``, ``set_aside``), unless
         ``discard``; a sandbox that has the latest snapshot already is left as it is (``kept``). With ``read_only``,
-        later exports of the sandbox are stored beside the head. With ``withhold_projects``, projects whose folders do
+        later exports of the sandbox are stored beside the head, under the ``label`` (default: the sandbox's reference); with
+        ``only``, a part of the memory is restored like that. With ``withhold_projects``, projects whose folders do
         not exist yet wait for a later restore (``withheld``).
         """
         body = RestoreBody(
@@ -135,6 +137,7 @@ class Calls(Generic[C]):
             must_exist=must_exist,
             withhold_projects=withhold_projects,
             read_only=read_only,
+            only=list(only),
             label=label,
             discard=discard,
             wake=wake,
@@ -154,6 +157,7 @@ class Calls(Generic[C]):
         snapshot: str = "latest",
         projects: Sequence[str] | None = None,
         read_only: bool = True,
+        only: Sequence[str] = (),
         label: str = "",
         conversation: str = "",
         must_exist: bool = False,
@@ -176,6 +180,7 @@ class Calls(Generic[C]):
             must_exist=must_exist,
             withhold_projects=withhold_projects,
             read_only=read_only,
+            only=list(only),
             label=label,
             discard=discard,
             wake=wake,

@@ -80,6 +80,10 @@ class RestoreBody(Body):
     """Restore even a database that SQLite finds damaged."""
     read_only: Flag = False
     """Restore it to be read: what this sandbox exports later is stored beside the head."""
+    only: Annotated[list[Name], Check(max_length=100), Schema(examples=[["project/memory/**"]])] = field(
+        default_factory=list
+    )
+    """Restore only a part: patterns of paths as in a snapshot, `layout:NAME` or `tier:NAME`. It is always `read_only`."""
     label: Text = ""
     """Of a reader: the label of the snapshots that it exports. Default: its sandbox's reference."""
     discard: Flag = False

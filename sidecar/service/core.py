@@ -51,7 +51,7 @@ T = TypeVar("T")
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
 LATER_OPTIONS = frozenset(
-    {"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce", "label"}
+    {"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce", "label", "only"}
 )
 
 

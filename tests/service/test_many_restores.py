@@ -86,6 +86,23 @@ async def test_fifty_readers_are_one_fetch_and_the_head_stays(
     assert told.json["outcome"] == "diverged" and await head_of(house) == head
 
 
+async def test_a_part_for_many_is_cut_once(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = homes(tmp_path, 5)
+    counted = Counted(monkeypatch)
+    body = {"sandboxes": [f"local:{home}" for home in workers], "only": ["project/MEMORY.md"], "label": "crew"}
+    answer = await house.call("POST", path(MEMORY, "restores"), body=body)
+    assert answer.status == 207 and answer.json["complete"]
+    assert {tuple(row["receipt"]["only"]) for row in answer.json["sandboxes"]} == {("project/MEMORY.md",)}
+    assert [file.name for home in workers for file in home.rglob("*.md")] == ["MEMORY.md"] * 5
+    assert {count for key, count in counted.read.items() if "/packs/" in key} == {1}
+    assert (await house.call("GET", "/v1/attachments")).json["attachments"] == [], "readers are not looked after"
+    write(workers[0] / "MEMORY.md", b"what a worker learned")
+    told = await house.call("POST", path(MEMORY, "exports"), body={"sandbox": f"local:{workers[0]}"})
+    assert (told.json["outcome"], told.json["label"]) == ("diverged", "crew")
+    wrong = await house.call("POST", path(MEMORY, "restores"), body={**body, "only": ["layout:nothing"]})
+    assert {row["problem"]["code"] for row in wrong.json["sandboxes"]} == {"unknown-layout"}
+
+
 async def test_what_fails_in_one_sandbox_is_its_own_problem(
     house: House, tmp_path: Path, provider_of: Callable[[str], Provider]
 ) -> None:

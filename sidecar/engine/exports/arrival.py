@@ -175,7 +175,7 @@ async def _find_base(
             manifest = await run.engine.repository.manifest(run.request.memory, answer.base)
             check_sizes(manifest, run.survey.sizes)
             return manifest, {}, []
-        return await _read_base(run, answer.base)
+        return await read_base(run, answer.base)
     except (SnapshotDamaged, SnapshotNotFound) as damage:
         if isinstance(damage, SnapshotDamaged):
             await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
@@ -191,7 +191,7 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
     head = run.state.snapshot
     sizes = [size for key, size in run.survey.sizes.items() if key.endswith(".index.gz")]
     if head and head not in run.survey.damaged and sum(sizes) <= MOST_AHEAD:
-        run.ahead = asyncio.create_task(_read_base(run, head))
+        run.ahead = asyncio.create_task(read_base(run, head))
     try:
         yield
     finally:
@@ -201,7 +201,7 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
             await asyncio.gather(run.ahead, return_exceptions=True)
 
 
-async def _read_base(run: ExportRun, snapshot: str) -> Base:
+async def read_base(run: ExportRun, snapshot: str) -> Base:
     """Read a snapshot's manifest, entries and indexes. Raise ``SnapshotDamaged`` if parts of it are missing in the
     store."""
     manifest = run.replaces

@@ -34,6 +34,8 @@ class ReadySnapshot:
 
     fetched: FetchedSnapshot
     spool: Spool
+    part: list[str] = field(default_factory=list)
+    """The patterns of its paths, if it is only a part of the snapshot; empty: all of it."""
     _gzipped: list[SpooledFile] | None = None
     _tarball: PlainTarball | None = None
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -55,7 +57,7 @@ class ReadySnapshot:
 
         async with self._turn:
             if self._tarball is None:
-                self._tarball = await write_tarball(self.fetched, self.spool)
+                self._tarball = await write_tarball(self.fetched, self.part, self.spool)
         return self._tarball
 
 
@@ -108,7 +110,14 @@ async def open_source(engine: Engine, request: RestoreRequest) -> AsyncIterator[
             choose_snapshot(engine.repository, request.memory, request.snapshot, spool),
             engine.repository.survey(request.memory),
         )
-        return Supply(choice, survey, ReadySnapshot(choice.fetched, spool) if choice is not None else None)
+        if choice is None:
+            return Supply(None, survey, None)
+        if not request.only:
+            return Supply(choice, survey, ReadySnapshot(choice.fetched, spool))
+        from sidecar.engine.restores.part import cut_part  # late: most restores are of all of it
+
+        fetched, part = await run_in_thread(cut_part, choice.fetched, request.only, engine.layouts, spool)
+        return Supply(choice, survey, ReadySnapshot(fetched, spool, part))
 
     async with open_spool() as spool:
         source = SnapshotSource(fetch, spool)

@@ -41,10 +41,15 @@ async def restore(
     refused, or that something there could not be saved; its files are then unchanged.
     """
     await engine.repository.check_new_memory(request.memory)
+    if request.only:
+        from sidecar.engine.restores.part import check_only  # late: most restores are of all of it
+
+        check_only(request.only, request.mode, engine.layouts)
+        request = replace(request, read_only=True)
     counted = CountedSandbox(sandbox, engine.progress)
     run = RestoreRun(engine=engine, target=sandbox, sandbox=counted, request=request, started=time.monotonic())
     try:
-        if engine.direct and source is None:
+        if engine.direct and source is None and not request.only:
             try:
                 return await _restore_from_bucket(run)
             except NotDirect as reason:
@@ -83,7 +88,7 @@ async def _restore_through_sidecar(run: RestoreRun, source: SnapshotSource) -> R
     if choice is None:
         return await _finish_empty(run)
     run.warnings += choice.warnings
-    manifest = choice.fetched.manifest
+    manifest, run.part = supply.snapshot.fetched.manifest, supply.snapshot.part
     run.begin(manifest, supply.survey, choice.keep, choice.head, choice.store)
     if engine.reached is not None:
         await engine.reached(manifest.snapshot)

@@ -129,8 +129,9 @@ async def restore_memory(
         must_exist=body.must_exist,
         conversation=body.conversation,
         discard=body.discard,
-        read_only=body.read_only,
+        read_only=body.read_only or bool(body.only),
         label=body.label,
+        only=tuple(body.only),
     )
     # A conversation is exported at checkpoints, so whoever may not export opens none.
     care = build_care(body, caller) if body.attach and caller.may([Verb.EXPORT], memory) else None
