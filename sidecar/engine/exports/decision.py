@@ -79,8 +79,8 @@ ANOTHER_MEMORY = (
 )
 NOT_YOURS = "This sandbox holds a memory that this token is not for."
 LONE_PART = (
-    "Only a part of the memory was restored here ({part}), and the snapshot that it came from cannot be read any more: what"
-    " is stored has that part alone."
+    "Only a part of the memory was restored here ({part}), and the snapshot that it came from is not among the newest hundred,"
+    " or cannot be read any more: what is stored has that part alone."
 )
 WITHHELD = (
     "This sandbox was restored without {roots}, and nothing is known there of what the head has of it. Restore once more when"
