@@ -28,9 +28,11 @@ class _Counter:
         if not any(key.startswith(COUNTED) or "/calls/" in key for key in keys):
             return False
         try:
-            number, wanted = Path(os.environ[DOOM]).read_text().split()
+            number, wanted, *of = Path(os.environ[DOOM]).read_text().split()
         except (OSError, ValueError):
             self.seen = 0
+            return False
+        if of and not any(key.startswith(of[0]) for key in keys):
             return False
         self.seen += when == "before"
         return when == wanted and self.seen == int(number)
