@@ -239,6 +239,22 @@ class ExportReceipt(_Receipt):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreBrief:
+    """What to read first of what was restored: reference, not instructions."""
+
+    snapshot: str
+    tokens: int
+    """How many tokens ``text`` has at most: an estimate that errs on the safe side."""
+    budget: int
+    text: str
+    """All of it, as Markdown."""
+    skipped: int = 0
+    """How many things did not fit."""
+    path: str = ""
+    """Where below the sandbox's home it was put; "" if it was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReceipt(_Receipt):
     outcome: RestoreOutcome
     mode: Annotated[str, OneOf("replace", "seed")] = "replace"
@@ -257,3 +273,5 @@ class RestoreReceipt(_Receipt):
     """The part of the memory that was restored; empty: all of it."""
     withheld: list[Withheld] = field(default_factory=list)
     """Projects that are not there yet, with ``withhold_projects``."""
+    brief: RestoreBrief | None = None
+    """What to read first, if it was asked for and could be made."""

@@ -121,10 +121,11 @@ def forget_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No service or client of the tests keeps or finds a token in the home of whoever runs them."""
+    """No service or client of the tests keeps or finds a token or a cache in the home of whoever runs them."""
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "shared"))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         yield folder
 
 

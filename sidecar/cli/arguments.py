@@ -41,6 +41,7 @@ EXAMPLES = {
     "cat": ["cat conductor project/MEMORY.md"],
     "history": ["history conductor project/MEMORY.md", "history conductor 3f2a91bc"],
     "blame": ["blame conductor", "blame conductor project/MEMORY.md"],
+    "brief": ["brief conductor", "brief conductor conversation:c7 --tokens 4000 --markdown"],
     "fork": ["fork conductor experiment"],
     "rollback": ["rollback conductor 20261116T083030845Z-318faecc"],
     "accept": ["accept conductor"],
@@ -179,6 +180,10 @@ def _add_verbs(command: Any) -> None:
     restore.add_argument(
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"
     )
+    restore.add_argument(
+        "--brief", default="", metavar="PATH", help="put what to read first into this file of its home"
+    )
+    restore.add_argument("--tokens", type=int, metavar="N", help="with --brief: of that at most (default: 2000)")
     _add_attachment_commands(command)
 
 
@@ -327,6 +332,13 @@ def _add_record_commands(command: Any) -> None:
     blame.add_argument("path", nargs="?", default="", metavar="PATH")
     blame.add_argument("--snapshot", default="latest", metavar="SNAPSHOT")
     blame.add_argument("--kind", action="append", default=[], metavar="KIND", help="only these")
+    brief = command("brief", "Show what an agent should read first of a snapshot, within a budget of tokens.")
+    brief.add_argument("memory", metavar="MEMORY")
+    brief.add_argument("snapshot", nargs="?", default="latest", metavar="SNAPSHOT")
+    brief.add_argument(
+        "--tokens", type=int, default=2000, metavar="N", help="of the whole text at most (default: 2000)"
+    )
+    brief.add_argument("--markdown", action="store_true", help="as Markdown")
 
 
 def _add_token_command(command: Any) -> None:

@@ -35,7 +35,21 @@ CHANGING = frozenset(
     {"export", "restore", "import", "fork", "rollback", "accept", "forget", "pin", "unpin", "rekey", "delete"}
 )
 READING = frozenset(
-    {"list", "log", "show", "diff", "records", "cat", "history", "blame", "download", "verify", "search", "index"}
+    {
+        "list",
+        "log",
+        "show",
+        "diff",
+        "records",
+        "cat",
+        "history",
+        "blame",
+        "brief",
+        "download",
+        "verify",
+        "search",
+        "index",
+    }
 )
 DONE = "ok"
 """The outcome of a command that says no more than that it succeeded."""

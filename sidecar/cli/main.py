@@ -51,6 +51,7 @@ COMMANDS = {
     "cat": "records.run_cat",
     "history": "records.run_history",
     "blame": "records.run_blame",
+    "brief": "records.run_brief",
     "fork": "stores.run_fork",
     "rollback": "stores.run_rollback",
     "accept": "stores.run_accept",

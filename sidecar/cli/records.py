@@ -1,4 +1,4 @@
-"""The commands that show what memories say: ``diff``, ``records``, ``cat``, ``history`` and ``blame``."""
+"""The commands that show what memories say: ``diff``, ``records``, ``cat``, ``history``, ``blame`` and ``brief``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from sidecar.cli.result import Line, Result, Table, describe_counts, format_size, format_time, write_kind
 from sidecar.engine import Engine, ExportRequest
+from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
@@ -26,6 +27,7 @@ from sidecar.host.text import make_printable
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.answers import Difference
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
+from sidecar.records.briefs.page import MARKDOWN, TEXT
 
 Words = list[str | Table]
 
@@ -230,3 +232,11 @@ async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
         "It holds no records.",
     )
     return Result(document, [table, *(f"Warning: {problem}" for problem in found.problems)])
+
+
+async def run_brief(engine: Engine, args: argparse.Namespace) -> Result:
+    """Run ``brief``: what to read first, within a budget of tokens."""
+    style = MARKDOWN if args.markdown or args.json else TEXT
+    found = await make_brief(engine, args.memory, args.snapshot, args.tokens, style=style)
+    problems = [f"Warning: {problem}" for problem in found.problems]
+    return Result(asdict(found), [*found.text.rstrip("\n").split("\n"), *problems])

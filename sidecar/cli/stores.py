@@ -185,6 +185,9 @@ async def run_delete(engine: Engine, args: argparse.Namespace) -> Result:
 
     await Attachments(engine.repository.store).remove_all(args.memory)
     removed = await engine.repository.delete_memory(args.memory)
+    from sidecar.engine.briefs import forget_briefs  # late: other commands here do without it
+
+    forget_briefs(args.memory)
     return Result(
         asdict(Deleted(memory=args.memory, removed=removed)),
         [f"{args.memory}: every byte removed ({format_count(removed, 'object')})."],

@@ -60,6 +60,8 @@ async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
         read_only=args.read_only,
         label=args.label,
         only=tuple(args.only),
+        brief=_choose_budget(args),
+        brief_path=args.brief,
     )
 
     async def restore_into(ref: str, source: SnapshotSource | None = None) -> RestoreReceipt:
@@ -110,6 +112,13 @@ def build_restores_result(memory: str, results: dict[str, RestoreReceipt | Sidec
     outcome = RestoreOutcome.COMPLETE if done == len(rows) else RestoreOutcome.INCOMPLETE
     document = {"outcome": outcome, "memory": memory, "complete": done == len(rows), "sandboxes": rows}
     return Result(document, words, next((code for code in (4, 1) if code in codes), 0))
+
+
+def _choose_budget(args: argparse.Namespace) -> int:
+    """Return how many tokens the brief of a restore has at most; 0 without one. Raise ``UsageError``."""
+    if args.tokens is not None and not args.brief:
+        raise UsageError("--tokens is about the brief of a restore.", hint="Say where it goes: --brief PATH")
+    return (2000 if args.tokens is None else args.tokens) if args.brief else 0
 
 
 async def run_import(engine: Engine, args: argparse.Namespace) -> Result:
@@ -234,6 +243,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
         )
     if receipt.only:
         words.append(f"Only a part of it: {', '.join(receipt.only)}. What else is in the sandbox was left as it is.")
+    if receipt.brief and receipt.brief.path:
+        words.append(f"What to read first is in {receipt.brief.path}, at most {receipt.brief.tokens:,} tokens.")
     if receipt.read_only:
         words.append("To be read only: what this sandbox exports is stored beside the head.")
     return Result(

@@ -51,6 +51,8 @@ from sidecar.models.answers import (
 from sidecar.models.records import (
     Blame,
     BlamedRecord,
+    Brief,
+    BriefItem,
     Comparison,
     FileChange,
     HistoryEntry,
@@ -58,8 +60,9 @@ from sidecar.models.records import (
     RecordChange,
     RecordRow,
     Records,
+    SkippedItem,
 )
-from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreBrief, RestoreOutcome, RestoreReceipt
 
 __all__ = [
     "Acceptance",
@@ -69,6 +72,8 @@ __all__ = [
     "Attachment",
     "Blame",
     "BlamedRecord",
+    "Brief",
+    "BriefItem",
     "Change",
     "Client",
     "Comparison",
@@ -98,6 +103,7 @@ __all__ = [
     "RecordChange",
     "RecordRow",
     "Records",
+    "RestoreBrief",
     "RestoreOutcome",
     "RestoreReceipt",
     "Restores",
@@ -107,6 +113,7 @@ __all__ = [
     "SidecarError",
     "SidecarProblem",
     "Size",
+    "SkippedItem",
     "Snapshot",
     "SnapshotContents",
     "UnexpectedAnswer",

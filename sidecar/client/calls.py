@@ -44,10 +44,11 @@ from sidecar.models.answers import (
     Snapshot,
     SnapshotContents,
 )
-from sidecar.models.records import Blame, Comparison, HistoryEntry, Records
+from sidecar.models.records import Blame, Brief, Comparison, HistoryEntry, Records
 from sidecar.models.requests import (
     AcceptBody,
     AttachBody,
+    BriefBody,
     ExportBody,
     ForgetBody,
     ForkBody,
@@ -59,6 +60,7 @@ from sidecar.models.requests import (
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 
 C = TypeVar("C")
+TOKENS = 2000
 
 
 class Calls(Generic[C]):
@@ -116,6 +118,8 @@ class Calls(Generic[C]):
         attach: bool = True,
         layouts: Sequence[str] = (),
         checkpoint_every: float | None = None,
+        brief: int = 0,
+        brief_path: str = "",
         idempotency_key: str | None = None,
     ) -> Call[RestoreReceipt]:
         """Restore a memory into a sandbox. ``empty`` is a first start, unless the memory ``must_exist``: then it raises
@@ -125,7 +129,8 @@ class Calls(Generic[C]):
         ``discard``; a sandbox that has the latest snapshot already is left as it is (``kept``). With ``read_only``,
         later exports of the sandbox are stored beside the head, under the ``label`` (default: the sandbox's reference); with
         ``only``, a part of the memory is restored like that. With ``withhold_projects``, projects whose folders do
-        not exist yet wait for a later restore (``withheld``).
+        not exist yet wait for a later restore (``withheld``). With ``brief``, the receipt has what to read first,
+        in at most so many tokens; with ``brief_path``, so has that file of the sandbox's home.
         """
         body = RestoreBody(
             sandbox=sandbox,
@@ -145,6 +150,7 @@ class Calls(Generic[C]):
             attach=attach,
             layouts=list(layouts),
             checkpoint_every=checkpoint_every,
+            brief=BriefBody(tokens=brief or TOKENS, path=brief_path) if brief or brief_path else None,
         )
         return build_keyed_call("restores", memory, body, idempotency_key, RestoreReceipt)
 
@@ -322,6 +328,13 @@ class Calls(Generic[C]):
         """Which conversation and sandbox taught each record of a snapshot, a page at a time."""
         query: dict[str, str | list[str]] = {"path": path, "snapshot": snapshot, "kind": list(kinds), "after": after}
         return Call(method="GET", path=build_path(memory, "blame"), query=query, read=read_whole(Blame))
+
+    @sent
+    def brief(self, memory: str, snapshot: str = "latest", *, tokens: int = 2000) -> Call[Brief]:
+        """What an agent should read first of a snapshot, within a budget of tokens: ``text`` is all of it as Markdown,
+        framed as reference, not as instructions."""
+        path = build_path(memory, "snapshots", snapshot, "brief")
+        return Call(method="GET", path=path, query={"tokens": str(tokens)}, read=read_whole(Brief))
 
     @sent
     def download(self, memory: str, snapshot: str, target: str | Path) -> Call[Path]:

@@ -227,6 +227,14 @@ class Coverage:
 
 
 @dataclass(eq=False, repr=False)
+class BriefFile:
+    """What an agent should read first: the text, and where to put it below the home."""
+
+    path: str
+    text: str
+
+
+@dataclass(eq=False, repr=False)
 class RestoreQuestion(Question):
     """Put a snapshot in place."""
 
@@ -272,6 +280,7 @@ class RestoreQuestion(Question):
     links: Optional[List[IncomingPart]] = None
     uploads: List[str] = field(default_factory=list)
     """Files to remove from the sandbox."""
+    brief: Optional[BriefFile] = None
 
 
 @dataclass(eq=False, repr=False)
@@ -606,6 +615,8 @@ class RestoreAnswer(Answer):
     unsaved: List[UnsavedMemory] = field(default_factory=list)
     set_aside: Optional[FilesAside] = None
     withheld: List[WithheldRoot] = field(default_factory=list)
+    brief: bool = False
+    """The brief is where it was to be put."""
 
 
 @dataclass(eq=False, repr=False)

@@ -20,6 +20,7 @@ from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
 from sidecar.host.values import dataclass
+from sidecar.layouts.reading import BriefStep
 from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"
@@ -174,6 +175,8 @@ class Layout:
     version: Version | None = None
     records: tuple[RecordSpec, ...] = ()
     """What its files say, and how that is read. Markdown files that no source names are read as sections."""
+    brief: tuple[BriefStep, ...] = ()
+    """What of it an agent reads first, in order. Without steps: what is hot or warm."""
     chosen: tuple[str, ...] = ()
     """The options that are switched on."""
 
@@ -193,7 +196,7 @@ class Layout:
     def for_sandbox(self) -> dict[str, Any]:
         """Return the part that the in-sandbox program needs, as plain data."""
         data = asdict(self)
-        for unused in ("options", "chosen", "rotating", "records"):
+        for unused in ("options", "chosen", "rotating", "records", "brief"):
             del data[unused]
         told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
         told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}

@@ -14,6 +14,7 @@ from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
 from sidecar.host.text import suggest
 from sidecar.layouts import AUTO, Layout, load_built_in
+from sidecar.layouts.reading import find_brief_faults
 from sidecar.layouts.sources import find_source_faults
 
 At = tuple[str | int, ...]
@@ -72,7 +73,10 @@ def _extend_layout(name: str, table: Mapping[str, Any]) -> Layout:
     if written:
         # Parsed alone first, so that a problem is reported in what was written, not in the merged layout.
         _parse_layout(name, {"roots": [], "keep": [], **written}, written)
-        layout = _check_layout(msgspec.convert(_merge_value(msgspec.to_builtins(layout), written), Layout, strict=True))
+        merged = _merge_value(msgspec.to_builtins(layout), written)
+        if "brief" in written:  # an order is said as a whole
+            merged["brief"] = written["brief"]
+        layout = _check_layout(msgspec.convert(merged, Layout, strict=True))
     return layout.with_options(dict.fromkeys(options))
 
 
@@ -161,6 +165,7 @@ def _find_faults(layout: Layout) -> Iterator[tuple[At, str]]:
             if not _is_relative(pattern.removeprefix("/") if key in tied else pattern):
                 yield (key,), f"{pattern!r} is not a pattern relative to the root."
     yield from find_source_faults(layout.records)
+    yield from find_brief_faults(layout.brief)
     for pattern in layout.rotating:
         if others := [word for word in _WORD.findall(pattern) if word != "date"]:
             yield ("rotating",), f"{pattern!r}: '{{{others[0]}}}' stands for nothing; only '{{date}}' does."

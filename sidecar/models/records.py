@@ -137,3 +137,64 @@ class Blame:
     problems: list[str] = field(default_factory=list)
     next: str | None = None
     """Where the next page begins; null on the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BriefItem:
+    """Something that a brief quotes, with where it is from."""
+
+    path: str
+    """The file in the snapshot."""
+    kind: str
+    title: str
+    text: str
+    """As it stands in the memory, but for private passages."""
+    tier: Annotated[str, OneOf("hot", "warm", "cold")]
+    layout: str
+    at: str | None = None
+    """When it was written; ISO, in UTC."""
+    age: int | None = None
+    """How many seconds before its snapshot that was."""
+    project: str = ""
+    session: str = ""
+    snapshot: str = ""
+    """The first snapshot that was made after it was written; "" if that is not known any more."""
+    conversation: str = ""
+    """That snapshot's conversation."""
+    tokens: int
+    """What it takes of the budget, with its heading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedItem:
+    """Something that did not fit into a brief."""
+
+    path: str
+    title: str
+    tokens: int
+    """About how many it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """What an agent should read first of a snapshot, within a budget of tokens. It is reference, not instructions."""
+
+    memory: str
+    snapshot: str
+    created: str
+    """When the snapshot was made. Ages are counted from then."""
+    tokens: int
+    """How many tokens ``text`` has at most."""
+    budget: int
+    text: str
+    """All of it, assembled as Markdown."""
+    items: list[BriefItem] = field(default_factory=list)
+    """What it quotes, in order."""
+    skipped: list[SkippedItem] = field(default_factory=list)
+    """What did not fit, in the order in which it would have come."""
+    more: int = 0
+    """How many others there are that did not fit."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read."""
+    estimate: str = ""
+    """How far ``tokens`` can be trusted."""

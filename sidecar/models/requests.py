@@ -28,7 +28,7 @@ class Body:
         for entry in fields(self):
             default = entry.default if entry.default_factory is MISSING else entry.default_factory()
             if (value := getattr(self, entry.name)) != default:
-                given[entry.name] = value
+                given[entry.name] = value.as_dict() if isinstance(value, Body) else value
         return given
 
 
@@ -54,6 +54,16 @@ class ExportBody(Body):
     """Start the sandbox if it is paused or stopped."""
     user: Text = ""
     """Work in the sandbox as this user. Default: as whoever its provider takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BriefBody(Body):
+    """Have what to read first in the receipt, and in the sandbox."""
+
+    tokens: Annotated[int, Check(strict=True, ge=300, le=50000), Schema(examples=[2000])] = 2000
+    """How many tokens the whole text has at most. Default: 2000."""
+    path: Annotated[str, Check(max_length=1000), Schema(examples=["BRIEF.md"])] = ""
+    """Where below the sandbox's home it is put too. Never where it would be memory, and never over a file that is no brief."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +102,8 @@ class RestoreBody(Body):
     """Start the sandbox if it is paused or stopped."""
     user: Text = ""
     """Work in the sandbox as this user. Default: as whoever its provider takes."""
+    brief: BriefBody | None = None
+    """What to read first of what is restored. Default: none."""
     attach: Flag = True
     """Open a conversation: the sandbox is looked after until its next export. Default: true."""
     layouts: Names = field(default_factory=list)

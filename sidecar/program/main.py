@@ -253,12 +253,14 @@ def _export(question: ExportQuestion, rules: Rules, scratch: Scratch, home: str)
 
 def _restore(question: RestoreQuestion, rules: Rules, scratch: Scratch, home: str) -> RestoreAnswer:
     """Restore, and write the answer down in case it is lost on the way."""
-    from sidecar.program import ready
+    from sidecar.program import brief, ready
     from sidecar.program.restore.restore import Restore
 
     ready.retract(scratch)
-    answer = Restore(question, rules, scratch, home).run()
+    run = Restore(question, rules, scratch, home)
+    answer = run.run()
     if answer.status in ("complete", "kept"):
+        brief.refresh(scratch, question, answer, run.roots, home)
         answer.warnings += ready.announce(scratch, question, answer)
     if answer.status != "unsaved":
         with contextlib.suppress(OSError):  # a full disk: it is only needed if this answer is lost

@@ -7,6 +7,7 @@
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)
 ~/.cache/memory-sidecar/<memory>/journal             a restore's swap under way
 ~/.cache/memory-sidecar/<memory>/answer              the last restore's answer, in case it was lost on the way
+~/.cache/memory-sidecar/<memory>/brief               where the brief of the last restore was put (brief.py)
 ~/.cache/memory-sidecar/ready.json                   says that the memory is in place (ready.py)
 ~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, with what it does
 ~/.cache/memory-sidecar/.program-<hash>.zip          this program, and the rules it works by, so that they need not be

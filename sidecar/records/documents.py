@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -40,9 +41,15 @@ def read_rest(place: str, spec: RecordSpec) -> bytes:
     )
 
 
-def read_lines(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
-    """Yield each line of JSON lines. One that is not JSON, or too long, is known by its bytes alone."""
+def read_lines(file: MemoryFile, spec: RecordSpec, tail: int = 0) -> Iterator[Item]:
+    """Yield each line of JSON lines; with ``tail``, only those that begin in so many bytes at the end. One that is not
+    JSON, or too long, is known by its bytes alone."""
     with Path(file.place).open("rb") as stream:
+        start = os.fstat(stream.fileno()).st_size - tail
+        if tail and start > 0:
+            stream.seek(start - 1)
+            while not stream.readline(LONGEST_LINE).endswith(b"\n") and stream.peek(1):  # the line that began before
+                pass
         while line := stream.readline(LONGEST_LINE):
             whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
             while not whole:  # only its beginning counts

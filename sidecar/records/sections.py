@@ -165,6 +165,11 @@ def read_sections(file: MemoryFile) -> Iterator[Item]:
     """Yield the sections and tasks of a file; when the file was written is their time."""
     with Path(file.place).open("rb") as stream:
         data = stream.read(LARGEST_FILE)
+    return split_sections(file, data)
+
+
+def split_sections(file: MemoryFile, data: bytes) -> Iterator[Item]:
+    """Yield the sections and tasks of a text as those of a file."""
     for piece in split_pieces(data):
         source = data[piece.start : piece.end]
         gap = data[piece.start : piece.line]

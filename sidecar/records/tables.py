@@ -14,12 +14,13 @@ from urllib.parse import quote
 from sidecar.layouts.sources import RecordSpec, SessionLookup
 from sidecar.records.columns import build_row_record, join_identity, list_columns
 from sidecar.records.files import MemoryFile, Unreadable
-from sidecar.records.record import Item, digest_contents
+from sidecar.records.record import Item, digest_contents, parse_time
 
 READ_SECONDS = 600.0
 LARGEST_ROW = 256 << 20
 LARGEST_VALUE = 4 << 20
 """How much of a value is read."""
+LONGEST_TIME = 64
 STEPS = 200_000
 """How many of SQLite's virtual machine steps pass between two checks of the time limit."""
 MOST_SESSIONS = 100_000
@@ -48,6 +49,14 @@ def read_rows(file: MemoryFile, spec: RecordSpec, rowids: Iterable[int]) -> dict
         there = tables.pick_rowids(spec.table, rowids)
     items = list(read_table(file, replace(spec, sessions=None), there))
     return dict(zip(there, items, strict=True)) if len(items) == len(there) else None
+
+
+def list_newest(file: MemoryFile, spec: RecordSpec, window: int) -> list[int]:
+    """Return the rowids of a table's newest rows by their time, the newest first: of those that were written last, so
+    many as ``window`` says. Raise ``Unreadable``."""
+    with open_tables(file.place) as tables:
+        rows = tables.read_last(spec.table, spec.at, window)
+    return [rowid for _, rowid in sorted(rows, key=lambda row: (row[0], row[1]), reverse=True)]
 
 
 def _identify(keys: Sequence[Sequence[int]], row: Sequence[bytes | None]) -> str:
@@ -128,6 +137,22 @@ class TableReader:
                 yield from self._connection.execute(f"{select} ORDER BY rowid" if self._has_rowid(table) else select)
             for rowid in only or ():
                 yield from self._connection.execute(f"{select} WHERE rowid = ?", (rowid,))
+
+    def read_last(self, table: str, times: Sequence[str], most: int) -> list[tuple[float, int]]:
+        """Return the time, by the first of these columns that is there, and the rowid of the rows with the highest
+        rowids. Raise ``Unreadable``."""
+        with translate_sqlite_errors():
+            columns = self._list_columns(table)
+            if not columns or not self._has_rowid(table):
+                return []
+            column = next((one for name in times for one in name.split("|") if one in columns), "")
+            time_of = f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LONGEST_TIME})" if column else "NULL"
+            select = f"SELECT {time_of}, rowid FROM {_quote_name(table)} ORDER BY rowid DESC LIMIT {most}"
+            found = []
+            for when, rowid in self._connection.execute(select):
+                at = parse_time(when.decode("utf-8", "replace")) if when else None
+                found.append((at.timestamp() if at else 0.0, rowid))
+            return found
 
     def _has_rowid(self, table: str) -> bool:
         try:

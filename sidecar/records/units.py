@@ -137,7 +137,7 @@ def plan_units(
     for path in paths:
         root, _, relative = path.partition("/")
         layout = known.get(roots.get(root, ""))
-        for spec in _choose_specs(relative, layout.records if layout else ()):
+        for spec in choose_specs(relative, layout.records if layout else ()):
             name = f"{root}#" if spec.shared else path
             found.setdefault(name, []).append((path, spec))
             where[name] = (root if spec.shared else path, spec.shared)
@@ -151,7 +151,7 @@ def _rank(source: tuple[str, RecordSpec]) -> tuple[bool, str]:
     return source[1].reader != "table", source[0]
 
 
-def _choose_specs(relative: str, specs: tuple[RecordSpec, ...]) -> list[RecordSpec]:
+def choose_specs(relative: str, specs: tuple[RecordSpec, ...]) -> list[RecordSpec]:
     """Return the sources of a file: all its tables, or the first other one that names it."""
     named = [spec for spec in specs if _compile(spec.files).match(relative)]
     tables = [spec for spec in named if spec.reader == "table"]

@@ -15,6 +15,7 @@ from sidecar.audit.lines import build_own_call
 from sidecar.audit.trail import Trail
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.archives.tarballs import adopt
+from sidecar.engine.briefs import forget_briefs
 from sidecar.engine.core import Reached, gather
 from sidecar.engine.exports.decision import check_reasons
 from sidecar.engine.heads import accept, fork, rollback
@@ -51,7 +52,10 @@ T = TypeVar("T")
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
 LATER_OPTIONS = frozenset(
-    {"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce", "label", "only"}
+    {
+        *("beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce"),
+        *("label", "only", "brief", "brief_path"),
+    }
 )
 
 
@@ -295,7 +299,9 @@ class Sidecar:
                 return answered
             receipt = await work(operation, call, None)
         if call is not None:
-            await self.remembered_calls.end(call, receipt.as_dict())
+            # Without the brief: what a memory says stands in its packs alone, encrypted where those are.
+            told = replace(receipt, brief=None) if isinstance(receipt, RestoreReceipt) else receipt
+            await self.remembered_calls.end(call, told.as_dict())
         return receipt
 
     # Changes without a sandbox: each is published once it is done
@@ -355,6 +361,7 @@ class Sidecar:
         if self.keeper is not None:
             await self.keeper.forget_memory(memory)
         removed = await repository.delete_memory(memory)
+        forget_briefs(memory)
         self.events.publish(DELETED, memory=memory, objects=removed)
         return removed
 

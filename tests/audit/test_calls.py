@@ -222,6 +222,7 @@ def test_commands_are_told_in_the_name_of_the_user(tmp_path: Path, home: Path) -
         ("diff", "me", "latest", "latest"),
         ("records", "me"),
         ("blame", "me"),
+        ("brief", "me"),
         ("download", "me", "-o", archive),
         ("import", "adopted", archive),
         ("fork", "me", "copy"),
@@ -244,6 +245,7 @@ def test_commands_are_told_in_the_name_of_the_user(tmp_path: Path, home: Path) -
         ("diff", "me", "ok"),
         ("records", "me", "ok"),
         ("blame", "me", "ok"),
+        ("brief", "me", "ok"),
         ("download", "me", "ok"),
         ("import", "adopted", "committed"),
         ("fork", "me", "ok"),
@@ -256,7 +258,9 @@ def test_commands_are_told_in_the_name_of_the_user(tmp_path: Path, home: Path) -
     ]
     user = getpass.getuser() if os.getuid() else "root"
     assert {(row["who"], row["by"], row["source"]) for row in rows} == {(user, "user", "cli")}
-    assert [rows[place]["snapshot"] for place in (0, 3, 5, 6, 7, 10, 11)] == [head] * 7 and rows[9]["also"] == "copy"
+    assert [rows[place]["snapshot"] for place in (0, 3, 5, 6, 7, 8, 11, 12)] == [head] * 8 and rows[10][
+        "also"
+    ] == "copy"
     assert [row["what"] for row in audit(store, "--memory", "copy")] == ["fork", "delete"]
     assert audit(store, "--since", "2999-01-01") == [] and len(audit(store, "--since", "1h")) == len(rows)
     assert run_cli("audit", "--since", "yesterday", store=store).code == 2

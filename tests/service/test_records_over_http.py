@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,39 @@ def test_records_are_read_over_http_page_by_page(tmp_path: Path) -> None:
                 call()
             assert problem.value.code in ("record-not-found", "memory-not-found")
         assert service.http.get(f"{path('acme/m')}/history").status_code == 400
+
+
+def test_a_brief_is_read_over_http_and_comes_with_a_restore(tmp_path: Path) -> None:
+    home, box, store = tmp_path / "home", tmp_path / "box", tmp_path / "store"
+    home.mkdir()
+    box.mkdir()
+    with serving(store, tmp_path / "log") as service, Client(service.url, token=TOKEN) as client:
+        SCRIPTS["claude-mem"](home, 0)
+        SCRIPTS["three-tier"](home, 0)
+        client.export("acme/m", sandbox=f"local:{home}", projects=[str(home)], conversation="c0")
+        found = client.brief("acme/m", tokens=900)
+        assert found.tokens <= 900 and "about me" in found.text and found.items[0].conversation == "c0"
+        assert found.text == done("brief", "acme/m", "--tokens", "900", store=store)["text"]
+        assert client.brief("acme/m", "conversation:c0", tokens=900) == found
+
+        receipt = client.restore("acme/m", sandbox=f"local:{box}", brief=900, brief_path="BRIEF.md", attach=False)
+        assert receipt.brief is not None and receipt.brief.text == found.text == (box / "BRIEF.md").read_text()
+        plain = service.http.post(
+            f"{path('acme/m')}/restores",
+            json={"sandbox": f"local:{box}", "brief": {}, "attach": False},
+            headers={"Idempotency-Key": "k"},
+        ).json()
+        assert plain["kept"] and plain["brief"]["budget"] == 2000 and plain["brief"]["path"] == ""
+        assert not (box / "BRIEF.md").exists()  # removed by the next restore
+        without = client.restore("acme/m", sandbox=f"local:{box}", attach=False)
+        assert without.brief is None
+        # What a memory says is in its packs alone: not in what is remembered of calls.
+        assert not any(b"about me" in file.read_bytes() for file in store.rglob("*.json"))
+        for tokens in (1, 100_000):
+            assert service.http.get(f"{path('acme/m')}/snapshots/latest/brief?tokens={tokens}").status_code == 422
+        for wrong in ("../x", "MEMORY.md"):
+            body = {"sandbox": f"local:{box}", "brief": {"path": wrong}}
+            assert service.http.post(f"{path('acme/m')}/restores", json=body).json()["code"] == "unsafe-path"
+        client.delete("acme/m")
+        cache = Path(os.environ["XDG_CACHE_HOME"]) / "memory-sidecar/.briefs"
+        assert not cache.exists() or not any(b"about me" in one.read_bytes() for one in cache.iterdir())

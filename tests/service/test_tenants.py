@@ -284,7 +284,7 @@ async def test_a_role_may_do_what_it_says_and_no_more(house: House) -> None:
         "GET …/diff",
         "GET /v1/search",
     }
-    reading |= {f"GET …/snapshots/{{snapshot}}/{name}" for name in ("archive", "records", "files/{path}")}
+    reading |= {f"GET …/snapshots/{{snapshot}}/{name}" for name in ("archive", "records", "brief", "files/{path}")}
     reading |= {"GET …/history", "GET …/blame"}
     looking = {"GET …/attachment", "GET /v1/attachments", "GET /v1/operations/{id}"}
     saving = {"POST …/exports", "POST …/restores", "POST …/archives", "PUT …/attachment", "DELETE …/attachment"}

@@ -14,7 +14,15 @@ from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.engine.sandbox.package import build_program, build_rules
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
-from sidecar.format.protocol import Coverage, PackPart, RestoreAnswer, RestoreQuestion, RootHint, UploadedBundle
+from sidecar.format.protocol import (
+    BriefFile,
+    Coverage,
+    PackPart,
+    RestoreAnswer,
+    RestoreQuestion,
+    RootHint,
+    UploadedBundle,
+)
 from sidecar.host.files import SpooledFile, read_chunks
 from sidecar.host.values import dataclass
 from sidecar.host.work import retry_safely
@@ -86,7 +94,7 @@ async def place_directly(run: RestoreRun) -> RestoreAnswer:
 
 async def ask_first(run: RestoreRun) -> RestoreAnswer:
     """Ask what the sandbox has, without uploading anything. The status "clear" means that it can be restored."""
-    return await _ask_and_check(run, replace(_build_question(run, []), ask=True), run.asking)
+    return await _ask_and_check(run, replace(_build_question(run, []), ask=True, brief=None), run.asking)
 
 
 async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> RestoreAnswer:
@@ -193,6 +201,7 @@ def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> RestoreQuestion:
         heads=standing.heads,
         keep=standing.keep,
         saved=standing.saved,
+        brief=BriefFile(request.brief_path, run.brief.text) if run.brief and request.brief_path else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import field
+from dataclasses import field, replace
 
 from sidecar.engine.restores.choice import LATEST
 from sidecar.engine.sandbox.dialogue import redact
@@ -15,7 +15,7 @@ from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.values import dataclass
 from sidecar.ids import build_memory_key
 from sidecar.ports import Sandbox
-from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt, Scrubbed
+from sidecar.receipts import Reason, RestoreBrief, RestoreOutcome, RestoreReceipt, Scrubbed
 from sidecar.store.manifest import Head, Manifest, count_scrubbed, describe_trimmed
 from sidecar.store.repository import Survey
 
@@ -46,6 +46,10 @@ class RestoreRequest:
     """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
     in_use: bool = False
     """The sandbox was in use before: ask what it has before much is uploaded to it."""
+    brief: int = 0
+    """How many tokens of what to read first the receipt has, at most; 0: none."""
+    brief_path: str = ""
+    """Where in the sandbox's home that is put too."""
     announce: bool = False
     """Somebody waits in the sandbox: say there also of a memory without snapshots that it is in place. That costs a
     command."""
@@ -94,6 +98,7 @@ class RestoreRun(SandboxRun):
     wanted: str = ""
     standing: StoreFacts = field(default_factory=StoreFacts)
     saved: list[SavedFirst] = field(default_factory=list)
+    brief: RestoreBrief | None = None
 
     @property
     def chosen(self) -> Manifest:
@@ -159,4 +164,11 @@ class RestoreRun(SandboxRun):
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
             only=list(self.request.only) if outcome is RestoreOutcome.COMPLETE else [],
             withheld=withheld,
+            brief=self._report_brief(answer) if answer else None,
         )
+
+    def _report_brief(self, answer: RestoreAnswer) -> RestoreBrief | None:
+        """Return the brief for the receipt, and where it was put."""
+        if self.brief is None:
+            return None
+        return replace(self.brief, path=self.request.brief_path if answer.brief else "")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
+from sidecar.engine.restores.brief import check_brief, prepare_brief, put_by_shell
 from sidecar.engine.restores.choice import LATEST, choose_manifest
 from sidecar.engine.restores.placement import SnapshotUpload, ask_first, place_directly, place_through_sidecar
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
@@ -40,6 +41,7 @@ async def restore(
     it is. Raise a ``SidecarError`` if nothing could be tried. The outcome ``incomplete`` means that the sandbox
     refused, or that something there could not be saved; its files are then unchanged.
     """
+    check_brief(engine, request)
     await engine.repository.check_new_memory(request.memory)
     if request.only:
         from sidecar.engine.restores.part import check_only  # late: most restores are of all of it
@@ -74,6 +76,7 @@ async def _restore_from_bucket(run: RestoreRun) -> RestoreReceipt:
     run.begin(manifest, survey, keep, state.head, state.store_id)
     if engine.reached is not None:
         await engine.reached(manifest.snapshot)
+    await prepare_brief(run)
     engine.progress.step("putting it in place")
     async with keep_alive(run, presence):
         answer = await _place_after_saving(run, lambda: place_directly(run))
@@ -92,6 +95,7 @@ async def _restore_through_sidecar(run: RestoreRun, source: SnapshotSource) -> R
     run.begin(manifest, supply.survey, choice.keep, choice.head, choice.store)
     if engine.reached is not None:
         await engine.reached(manifest.snapshot)
+    await prepare_brief(run, supply.snapshot.fetched)
     parcel = SnapshotUpload(supply.snapshot)
     first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
 
@@ -100,6 +104,7 @@ async def _restore_through_sidecar(run: RestoreRun, source: SnapshotSource) -> R
 
     async with keep_alive(run, presence):
         answer = await _place_after_saving(run, placing)
+        await put_by_shell(run, answer)
     if choice.problems and answer.status != "kept":
         run.wanted = choice.wanted
         instead = INSTEAD.format(snapshot=manifest.snapshot, wanted=choice.wanted, problems=choice.problems)

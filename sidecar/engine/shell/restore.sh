@@ -17,7 +17,24 @@ fail() { leave; answer error ",\"error\":{\"code\":\"$1\",\"message\":\"$(escape
 # The sign for whoever waits in the sandbox: gone before a restore begins, there when it has ended well. A memory may have its name.
 ready="$cache/ready.json"
 [ "$key" = ready.json ] || rm -rf "$ready"
+# The brief of an earlier restore goes, wherever it was put: if it is still one, and no link is on the way to it.
+drop_brief() {
+    [ -f "$cache/$key/brief" ] && [ ! -L "$cache/$key/brief" ] || return 0
+    IFS= read -r place < "$cache/$key/brief" || :
+    rm -f "$cache/$key/brief"
+    case "/$place/" in */../* | *//*) return 0 ;; esac
+    (
+        cd "$HOME" || exit 0
+        while [ "${place#*/}" != "$place" ]; do
+            part=${place%%/*} place=${place#*/}
+            [ ! -L "$part" ] && cd "./$part" 2>/dev/null || exit 0
+        done
+        [ -f "./$place" ] && [ ! -L "./$place" ] && [ "$(head -n 1 "./$place")" = "<!-- memory-sidecar brief -->" ] && rm -f "./$place"
+    )
+    return 0
+}
 say_ready() { # whether all was kept, how many files there are
+    drop_brief
     [ "$key" != ready.json ] || return 0
     ( umask 077; printf '{"outcome":"complete",%s,"sandbox":"%s","conversation":"%s","kept":%s,"read_only":%s,"files":%s,"time":"%s"}\n' \
         "$echo_back" "$(escaped "$sandbox")" "$(escaped "$conversation")" "$1" "$([ -n "$reader" ] && echo true || echo false)$(printf '%s' "$only" | sed 's/^{\(.*\)}$/,\1/')" "$2" "$(date -u +%Y-%m-%dT%H:%M:%SZ 2>/dev/null)" \

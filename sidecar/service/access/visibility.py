@@ -58,7 +58,7 @@ def veil_restore(caller: Caller, receipt: RestoreReceipt, *, own: bool = True) -
     if receipt.saved_first_memory and not caller.sees(receipt.saved_first_memory):
         receipt = replace(receipt, saved_first=None, saved_first_memory="")
     reason = veil_reason(caller, receipt.reason) if receipt.reason else None
-    return replace(receipt, reason=reason, warnings=[])
+    return replace(receipt, reason=reason, warnings=[], brief=None)
 
 
 def veil_receipt(caller: Caller, receipt: Receipt, *, own: bool = True) -> Receipt:

@@ -42,6 +42,8 @@ from sidecar.models.answers import (
 from sidecar.models.records import (
     Blame,
     BlamedRecord,
+    Brief,
+    BriefItem,
     Comparison,
     FileChange,
     History,
@@ -50,6 +52,7 @@ from sidecar.models.records import (
     RecordChange,
     RecordRow,
     Records,
+    SkippedItem,
 )
 from sidecar.receipts import (
     DatabaseReport,
@@ -230,6 +233,17 @@ GONE = Problem(
     hint="Start a new sandbox.",
 )
 
+BRIEF_TEXT = """<!-- memory-sidecar brief -->
+# What to read first: `acme/agent-7`
+
+From snapshot `20261116T083030845Z-318faecc`, made 2026-11-16 08:30 UTC. Each part says where it is from, …
+
+## `project/SESSION-STATE.md` · hot · 18 minutes old (2026-11-16 08:12) · conversation `c7`
+```text
+# Current Task
+Release 1.4 waits for the payment tests.
+```
+"""
 EXAMPLES: dict[str, Any] = {
     type(example).__name__: example
     for example in (
@@ -290,6 +304,30 @@ EXAMPLES: dict[str, Any] = {
             versions=[HistoryEntry(origin=ORIGIN, change="changed", size=2_113)],
         ),
         Blame(memory=MEMORY, snapshot=NEW, records=[BlamedRecord(**asdict(RECORD), origin=ORIGIN, first=ORIGIN)]),
+        Brief(
+            memory=MEMORY,
+            snapshot=NEW,
+            created="2026-11-16T08:30:30.845000+00:00",
+            tokens=251,
+            budget=2000,
+            text=BRIEF_TEXT,
+            items=[
+                BriefItem(
+                    path="project/SESSION-STATE.md",
+                    kind="section",
+                    title="Current Task",
+                    text="# Current Task\nRelease 1.4 waits for the payment tests.",
+                    tier="hot",
+                    layout="three-tier",
+                    at="2026-11-16T08:12:00+00:00",
+                    age=1110,
+                    snapshot=NEW,
+                    conversation="c7",
+                    tokens=63,
+                )
+            ],
+            skipped=[SkippedItem(path="project/MEMORY.md", title="Everything", tokens=9_400)],
+        ),
         Forked(memory="acme/agent-8", snapshot=NEW, origin=f"fork of {MEMORY} at {NEW}"),
         Head(memory=MEMORY, head=OLD, previous=NEW),
         Acceptance(

@@ -16,12 +16,14 @@ from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator
 
 from sidecar.engine import Engine, histories, queries
+from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
 from sidecar.errors import UsageError
 from sidecar.host.files import CHUNK
 from sidecar.ids import check_memory_id
 from sidecar.layouts.sources import MESSAGE
-from sidecar.models.records import Blame, Comparison, History, Records
+from sidecar.models.records import Blame, Brief, Comparison, History, Records
+from sidecar.records.briefs.page import LEAST_TOKENS, MOST_TOKENS, TOKENS
 from sidecar.service.access.grants import Verb
 from sidecar.service.access.turns import FairTurns
 from sidecar.service.api.access import get_caller, needs
@@ -111,6 +113,23 @@ async def list_records(
         )
     note_subject(snapshot=page.snapshot)
     return page
+
+
+@router.get("/memories/{memory}/snapshots/{snapshot}/brief", responses=READING)
+@needs(Verb.READ)
+async def get_brief(
+    request: Request,
+    memory: MemoryId,
+    snapshot: str,
+    tokens: Annotated[
+        int, Query(ge=LEAST_TOKENS, le=MOST_TOKENS, description="How many tokens the whole text has at most.")
+    ] = TOKENS,
+) -> Brief:
+    """What an agent should read first of a snapshot, within a budget of tokens: reference, not instructions."""
+    async with _take_turn(request) as engine:
+        found = await make_brief(engine, check_memory_id(memory), snapshot, tokens)
+    note_subject(snapshot=found.snapshot)
+    return found
 
 
 @router.get(

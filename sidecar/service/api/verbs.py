@@ -119,6 +119,8 @@ async def restore_memory(
     caller = get_caller(request)
     if body.force or body.discard:
         caller.require(Verb.CHANGE, memory, "restore by force, or discard what is unsaved")
+    if body.brief:
+        caller.require(Verb.READ, memory, "have a brief in the answer")
     wanted = RestoreRequest(
         memory=memory,
         snapshot=body.snapshot,
@@ -132,6 +134,8 @@ async def restore_memory(
         read_only=body.read_only or bool(body.only),
         label=body.label,
         only=tuple(body.only),
+        brief=body.brief.tokens if body.brief else 0,
+        brief_path=body.brief.path if body.brief else "",
     )
     # A conversation is exported at checkpoints, so whoever may not export opens none.
     care = build_care(body, caller) if body.attach and caller.may([Verb.EXPORT], memory) else None
