@@ -276,6 +276,8 @@ class RestoreReceipt(_Receipt):
     set_aside: SetAside | None = None
     read_only: bool = False
     """Restored to be read: an export of this sandbox is stored beside the head."""
+    only: list[str] = field(default_factory=list)
+    """The part of the memory that was restored; empty: all of it."""
     withheld: list[Withheld] = field(default_factory=list)
     """Projects that are not there yet, with ``withhold_projects``."""
     brief: RestoreBrief | None = None

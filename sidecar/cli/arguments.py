@@ -22,6 +22,7 @@ EXAMPLES = {
     ],
     "restore": [
         "restore conductor --sandbox daytona:box-7",
+        "restore conductor --sandbox e2b:i3x9k2 --sandbox e2b:p4m7z1 --read-only",
         "restore conductor --sandbox local:/tmp/home --snapshot @2026-11-16T10:00Z",
     ],
     "attach": ["attach conductor --sandbox e2b:i3x9k2"],
@@ -152,9 +153,15 @@ def _add_verbs(command: Any) -> None:
     _add_user_option(export)
     _add_guard_options(export)
 
-    restore = command("restore", "Restore a memory into a sandbox.")
+    restore = command("restore", "Restore a memory into a sandbox, or into several.")
     restore.add_argument("memory", metavar="MEMORY")
-    restore.add_argument("--sandbox", required=True, metavar="REF", help="e2b:ID, daytona:ID or local:/path/to/home")
+    restore.add_argument(
+        "--sandbox",
+        action="append",
+        required=True,
+        metavar="REF",
+        help="e2b:ID, daytona:ID or local:/path/to/home; several times: fetched once, restored into each",
+    )
     restore.add_argument("--snapshot", default="latest", metavar="ID|latest|@TIME")
     restore.add_argument("--mode", choices=("replace", "seed"), default="replace", help="seed never overwrites a file")
     restore.add_argument("--project", action="append", metavar="PATH", help="a project folder in the sandbox")
@@ -170,6 +177,16 @@ def _add_verbs(command: Any) -> None:
     restore.add_argument("--force", action="store_true", help="restore even a database that SQLite finds damaged")
     restore.add_argument(
         "--read-only", action="store_true", help="what this sandbox exports later is stored beside the head"
+    )
+    restore.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="restore only a part, to be read: paths as `show` writes them (project/memory/**), layout:NAME or tier:NAME",
+    )
+    restore.add_argument(
+        "--label", default="", metavar="TEXT", help="of a reader: the label of what it exports (default: its sandbox)"
     )
     restore.add_argument(
         "--discard", action="store_true", help="replace what no snapshot has without saving it or setting it aside"

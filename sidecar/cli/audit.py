@@ -142,7 +142,8 @@ async def record_command(
 
 
 def _build_call(args: argparse.Namespace) -> Call:
-    memory, snapshot, sandbox = (getattr(args, name, None) or "" for name in ("memory", "snapshot", "sandbox"))
+    memory, snapshot, given = (getattr(args, name, None) or "" for name in ("memory", "snapshot", "sandbox"))
+    sandbox = given if isinstance(given, str) else " ".join(given)  # a restore may name several
     caller = Caller(find_user_name(), "user")
     return Call(caller=caller, what=args.command, source="cli", memory=memory, snapshot=snapshot, sandbox=sandbox)
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.result import Result, Table, format_size
 from sidecar.engine.core import Engine
-from sidecar.errors import UsageError
+from sidecar.errors import SidecarError, UsageError
 from sidecar.host.files import write_whole
 from sidecar.host.text import format_count
+from sidecar.host.work import gather_few
 from sidecar.policy.limits import REASONS
 from sidecar.receipts import ExportOutcome, ExportReceipt, RestoreOutcome, RestoreReceipt
+
+if TYPE_CHECKING:
+    from sidecar.engine.restores.source import SnapshotSource
 
 EXPORT_EXITS = {ExportOutcome.DIVERGED: 3, ExportOutcome.REJECTED: 3, ExportOutcome.PENDING: 3}
 RESTORE_EXITS = {RestoreOutcome.INCOMPLETE: 4}
@@ -41,27 +45,73 @@ async def run_export(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 async def run_restore(engine: Engine, args: argparse.Namespace) -> Result:
-    """Run ``restore``."""
+    """Run ``restore``, into one sandbox or into several."""
     from sidecar.engine import RestoreRequest, restore
 
-    sandbox = engine.open_sandbox(args.sandbox, wake=args.wake, user=args.user, local=engine.local)
-    try:
-        request = RestoreRequest(
-            memory=args.memory,
-            snapshot=args.snapshot,
-            mode=args.mode,
-            projects=_list_projects(args),
-            force=args.force,
-            withhold_projects=args.withhold_projects,
-            must_exist=args.must_exist,
-            discard=args.discard,
-            read_only=args.read_only,
-            brief=_choose_budget(args),
-            brief_path=args.brief,
-        )
-        return build_restore_result(await restore(engine, sandbox, request))
-    finally:
-        await sandbox.close()
+    request = RestoreRequest(
+        memory=args.memory,
+        snapshot=args.snapshot,
+        mode=args.mode,
+        projects=_list_projects(args),
+        force=args.force,
+        withhold_projects=args.withhold_projects,
+        must_exist=args.must_exist,
+        discard=args.discard,
+        read_only=args.read_only,
+        label=args.label,
+        only=tuple(args.only),
+        brief=_choose_budget(args),
+        brief_path=args.brief,
+    )
+
+    async def restore_into(ref: str, source: SnapshotSource | None = None) -> RestoreReceipt:
+        sandbox = engine.open_sandbox(ref, wake=args.wake, user=args.user, local=engine.local)
+        try:
+            return await restore(engine, sandbox, request, source)
+        finally:
+            await sandbox.close()
+
+    refs = list(args.sandbox)
+    if len(refs) == 1:
+        return build_restore_result(await restore_into(refs[0]))
+    if twice := {ref for ref in refs if refs.count(ref) > 1}:
+        raise UsageError(f"The sandbox {min(twice)} is named twice.", hint="Name each sandbox once.")
+    from sidecar.engine.restores.source import MOST_AT_ONCE, open_source
+
+    await engine.repository.check_new_memory(args.memory)
+
+    async def try_restore(ref: str) -> RestoreReceipt | SidecarError:
+        try:
+            return await restore_into(ref, source)
+        except SidecarError as problem:
+            return problem
+
+    async with open_source(engine, request) as source:
+        results = await gather_few(try_restore, refs, MOST_AT_ONCE)
+    return build_restores_result(args.memory, dict(zip(refs, results, strict=True)))
+
+
+def build_restores_result(memory: str, results: dict[str, RestoreReceipt | SidecarError]) -> Result:
+    """Return the result of a restore into several sandboxes. Exit code 4 if one is incomplete, else 1 if one failed."""
+    words: list[str | Table] = []
+    rows: list[dict[str, Any]] = []
+    codes = set()
+    for ref, result in results.items():
+        if isinstance(result, SidecarError):
+            codes.add(1)
+            rows.append({"sandbox": ref, "receipt": None, "error": result.as_dict()})
+            words.append(f"{memory}: NOT restored into {ref}: {result.message} [{result.code}]")
+            words += [f"  {result.hint}"] if result.hint else []
+            continue
+        one = build_restore_result(result)
+        codes.add(one.exit_code)
+        rows.append({"sandbox": ref, "receipt": one.document, "error": None})
+        words += one.words
+    done = sum(row["error"] is None and row["receipt"]["outcome"] != RestoreOutcome.INCOMPLETE for row in rows)
+    words.append(f"{done:,} of {len(rows):,} sandboxes have it.")
+    outcome = RestoreOutcome.COMPLETE if done == len(rows) else RestoreOutcome.INCOMPLETE
+    document = {"outcome": outcome, "memory": memory, "complete": done == len(rows), "sandboxes": rows}
+    return Result(document, words, next((code for code in (4, 1) if code in codes), 0))
 
 
 def _choose_budget(args: argparse.Namespace) -> int:
@@ -194,6 +244,8 @@ def build_restore_result(receipt: RestoreReceipt) -> Result:
         words.append(
             f"Set aside in the sandbox: {format_count(aside.files, 'file')}, {format_size(aside.bytes)}, in {aside.path}"
         )
+    if receipt.only:
+        words.append(f"Only a part of it: {', '.join(receipt.only)}. What else is in the sandbox was left as it is.")
     if receipt.brief and receipt.brief.path:
         words.append(f"What to read first is in {receipt.brief.path}, at most {receipt.brief.tokens:,} tokens.")
     if receipt.read_only:

@@ -43,6 +43,7 @@ from sidecar.models.answers import (
     Operation,
     Overview,
     Pinned,
+    Restores,
     SandboxStanding,
     Snapshot,
     SnapshotContents,
@@ -114,6 +115,8 @@ class Calls(Generic[C]):
         must_exist: bool = False,
         withhold_projects: bool | None = None,
         read_only: bool = False,
+        only: Sequence[str] = (),
+        label: str = "",
         discard: bool = False,
         wake: bool = False,
         user: str = "",
@@ -129,7 +132,8 @@ class Calls(Generic[C]):
 
         Files in the sandbox that no snapshot has are saved first or set aside (``saved_first``, ``set_aside``), unless
         ``discard``; a sandbox that has the latest snapshot already is left as it is (``kept``). With ``read_only``,
-        later exports of the sandbox are stored beside the head. With ``withhold_projects``, projects whose folders do
+        later exports of the sandbox are stored beside the head, under the ``label`` (default: the sandbox's reference); with
+        ``only``, a part of the memory is restored like that. With ``withhold_projects``, projects whose folders do
         not exist yet wait for a later restore (``withheld``). With ``brief``, the receipt has what to read first,
         in at most so many tokens; with ``brief_path``, so has that file of the sandbox's home.
         """
@@ -143,6 +147,8 @@ class Calls(Generic[C]):
             must_exist=must_exist,
             withhold_projects=withhold_projects,
             read_only=read_only,
+            only=list(only),
+            label=label,
             discard=discard,
             wake=wake,
             user=user,
@@ -152,6 +158,47 @@ class Calls(Generic[C]):
             brief=BriefBody(tokens=brief or TOKENS, path=brief_path) if brief or brief_path else None,
         )
         return build_keyed_call("restores", memory, body, idempotency_key, RestoreReceipt)
+
+    @sent
+    def restore_many(
+        self,
+        memory: str,
+        *,
+        sandboxes: Sequence[str],
+        snapshot: str = "latest",
+        projects: Sequence[str] | None = None,
+        read_only: bool = True,
+        only: Sequence[str] = (),
+        label: str = "",
+        conversation: str = "",
+        must_exist: bool = False,
+        withhold_projects: bool | None = None,
+        discard: bool = False,
+        wake: bool = False,
+        user: str = "",
+        attach: bool = True,
+        idempotency_key: str | None = None,
+    ) -> Call[Restores]:
+        """Restore a memory into several sandboxes, from one fetch: by default to be read, so that what they export is
+        stored beside the head. The answer has a receipt or a problem for each; look whether it is ``complete``. What fails
+        in one sandbox does not keep the others from being restored, and raises nothing. Repeated under the same
+        ``idempotency_key``, only those are restored that are not."""
+        body = RestoreBody(
+            sandboxes=list(sandboxes),
+            snapshot=snapshot,
+            projects=None if projects is None else list(projects),
+            conversation=conversation,
+            must_exist=must_exist,
+            withhold_projects=withhold_projects,
+            read_only=read_only,
+            only=list(only),
+            label=label,
+            discard=discard,
+            wake=wake,
+            user=user,
+            attach=attach,
+        )
+        return build_keyed_call("restores", memory, body, idempotency_key, Restores)
 
     def conversation(
         self,

@@ -41,7 +41,7 @@ class ConversationState:
     def __init__(self, plan: ConversationPlan) -> None:
         self._plan = plan
         self.memory = plan.memory
-        self.sandbox = plan.restore.sandbox
+        self.sandbox = plan.restore.sandbox or ""
         self._restored: RestoreReceipt | None = None
         self.exported: ExportReceipt | None = None
 

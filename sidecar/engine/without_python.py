@@ -9,11 +9,12 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import posixpath
 import re
 import tarfile
 from collections import Counter
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from sidecar.engine.shell.scripts import Target, build_place, build_restore_scri
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout, UnsafePath
 from sidecar.format.index import DIR, FILE
 from sidecar.format.packs import CHUNK
-from sidecar.format.patterns import compile_patterns
+from sidecar.format.patterns import PathSet, compile_patterns, translate_to_extended
 from sidecar.format.protocol import (
     ExportAnswer,
     ExportQuestion,
@@ -39,11 +40,12 @@ from sidecar.format.protocol import (
     SkippedPath,
 )
 from sidecar.format.roots import get_root, make_hint, split_number
-from sidecar.host.files import SpooledFile, read_chunks
+from sidecar.host.files import Spool, SpooledFile, read_chunks
 from sidecar.host.values import dataclass
-from sidecar.host.work import NoProgress, run_in_thread
+from sidecar.host.work import Deadline, NoProgress, run_in_thread
 from sidecar.layouts import RootSpec, find_spec
 from sidecar.program import notes
+from sidecar.program.capture.export import OUTSIDE, PARTIAL
 from sidecar.program.capture.walk import MOST_SKIPPED
 from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
@@ -53,6 +55,7 @@ from sidecar.store.fold import unpack_files
 
 if TYPE_CHECKING:
     from sidecar.engine.exports.run import ExportRun
+    from sidecar.engine.restores.placement import SnapshotUpload
 
 EXPORTED = (
     "This sandbox has no usable python3: all of its memory was exported anew, with sh and tar, and its limits were checked"
@@ -71,6 +74,8 @@ RESTORED = (
 UNNAMED = "Folders named after the paths of projects have the names they had where they were exported."
 LEADS_OUT = "link leads out of the memory"
 MOST_WARNINGS = 20
+LONGEST_PART = 32_000
+"""How long the patterns of a part may be: a command has them."""
 UNIT = "\x1f"
 """Replaces newlines in file names where names are in line-based lists."""
 _PLAIN = re.compile(r"[^\x00-\x1f\x7f\\]*\Z")
@@ -88,6 +93,7 @@ async def read_tarball(
     """
     engine, scratch, within = run.engine, run.scratch, build_bounds(run.engine.limits)
     answer = replace(answer, lineage=[snapshot for snapshot in answer.lineage if snapshot in question.known])
+    answer = replace(answer, part=notes.parse_part("".join(answer.part[:1]).encode("ascii", "replace")))
     answer, recorded = _merge_notes(question.identity, answer)
     await clean_up(run, notes=recorded)
     home = scratch.new()
@@ -100,13 +106,21 @@ async def read_tarball(
     leaving = await run_in_thread(
         unpack_members, tarball.path, home, places, there, within, seconds=engine.timing.unpack
     )
+    outside: list[str] = []
+    if answer.part:
+        outside = await run_in_thread(_remove_outside, PathSet(answer.part), home, places, seconds=engine.timing.unpack)
     ours = CountedSandbox(engine.open_home(home), NoProgress())
     projects = [str(home / f"projects/{number + 1}") for number in range(max(numbers.values(), default=0))]
     for project in projects:
         Path(project).mkdir(parents=True, exist_ok=True)
     here = replace(question, known=[], roots=[], projects=projects, inline_bytes=0)
     local, _ = await ask(ours, here, ExportAnswer, run.asking)
-    skipped = [*answer.skipped, *(SkippedPath(path, LEADS_OUT) for path in leaving), *local.skipped]
+    skipped = [
+        *answer.skipped,
+        *(SkippedPath(path, OUTSIDE) for path in outside),
+        *(SkippedPath(path, LEADS_OUT) for path in leaving),
+        *local.skipped,
+    ]
     if local.bundle is None and local.status != "refused":
         raise BadAnswer("The tarball that the sandbox brought holds no memory.")
     bundle = await scratch.take(ours.download(local.bundle.path)) if local.bundle is not None else None
@@ -115,6 +129,7 @@ async def read_tarball(
         local,
         lineage=answer.lineage,
         reader=answer.reader,
+        part=answer.part,
         notes=answer.notes,
         others=answer.others,
         folders=answer.folders,
@@ -130,11 +145,27 @@ async def read_tarball(
             EXPORTED,
             *([UNSEARCHED] if question.projects is None else []),
             *_describe_late(local),
+            *([PARTIAL % len(outside)] if outside else []),
             *answer.warnings[:MOST_WARNINGS],
             *local.warnings,
             *_describe_losses(engine, local, methods),
         ],
     ), bundle
+
+
+def _remove_outside(part: PathSet, home: Path, places: dict[str, str], deadline: Deadline) -> list[str]:
+    """Remove what is outside of the part from an unpacked tarball, and return its paths in the memory. Raise
+    ``UnpackTimeout``."""
+    removed = []
+    for place, _, files in os.walk(home):
+        for file in files:
+            deadline.check()
+            inside = Path(place, file).relative_to(home).as_posix()
+            paths = [f"{name}/{inside[len(top) + 1 :]}" for name, top in places.items() if inside.startswith(f"{top}/")]
+            if not any(map(part.has, paths)):
+                os.unlink(home / inside)
+                removed.append(min(paths, default=inside))
+    return sorted(removed)
 
 
 def _describe_late(local: ExportAnswer) -> list[str]:
@@ -226,26 +257,33 @@ def _describe_losses(engine: Engine, local: ExportAnswer, methods: dict[str, str
     return copied + filtered
 
 
-@dataclass(slots=True)
-class Tarball:
-    """A snapshot as a plain tarball. It is written once, and uploaded again only if it is no longer in the sandbox."""
+@dataclass(frozen=True, slots=True)
+class PlainTarball:
+    """A snapshot as a plain tarball, with what SQLite says of its databases."""
 
-    file: Path | None = None
-    checks: list[FoundDatabase] = field(default_factory=list)
-    uploaded: str = ""
+    file: Path
+    checks: list[FoundDatabase]
 
 
-async def send_tarball(
-    run: SandboxRun, question: RestoreQuestion, fetched: FetchedSnapshot, tarball: Tarball
-) -> RestoreAnswer:
-    """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command."""
-    engine, sandbox = run.engine, run.sandbox
-    if tarball.file is None:
-        target = run.scratch.new()
-        tarball.checks = await run_in_thread(_write_tarball, fetched, run.scratch.new(), target)
-        tarball.file = target
-    size, path = tarball.file.stat().st_size, tarball.uploaded
-    tarball.uploaded = ""
+async def write_tarball(fetched: FetchedSnapshot, part: list[str], spool: Spool) -> PlainTarball:
+    """Write a snapshot, or a ``part`` of one, as a plain tarball. Raise ``ProgramFailed`` if it cannot be restored from
+    one."""
+    if part and len(notes.encode_part(part)) > LONGEST_PART:
+        raise ProgramFailed(
+            "So many single paths can only be restored as a part where there is a python3. Name folders instead.",
+            code="name-needs-python",
+        )
+    target = spool.new()
+    return PlainTarball(target, await run_in_thread(_write_tarball, fetched, part, spool.new(), target))
+
+
+async def send_tarball(run: SandboxRun, question: RestoreQuestion, parcel: SnapshotUpload) -> RestoreAnswer:
+    """Restore a snapshot with a plain tarball and a shell script: one more upload and one more command. The tarball is
+    uploaded again only if it is no longer in the sandbox."""
+    engine, sandbox, fetched = run.engine, run.sandbox, parcel.fetched
+    tarball = await parcel.ready.write_tarball()
+    size, path = tarball.file.stat().st_size, parcel.tarball
+    parcel.tarball = ""
     if not path:
         run.uploads.append(path := new_upload_path())
         engine.progress.step("sending", size)
@@ -258,7 +296,7 @@ async def send_tarball(
     counts = Counter(map(get_root, files))
     answer = replace(answer, withheld=[replace(row, files=counts[row.name]) for row in answer.withheld])
     if answer.status == "unsaved":
-        tarball.uploaded = path
+        parcel.tarball = path
     if answer.status != "complete":
         return answer
     apart = {row.name for row in answer.withheld}
@@ -314,7 +352,18 @@ def _plan_targets(engine: Engine, question: RestoreQuestion, fetched: FetchedSna
     return targets
 
 
-def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list[FoundDatabase]:
+def _build_filter(root: str, part: list[str]) -> list[str]:
+    """Return the script for ``sed`` that leaves of the names in a root, one a line, those in the part."""
+    mark = "\x01"
+    tests = [
+        f"\\{mark}^{text}${mark}b keep"
+        for pattern in part
+        for text in translate_to_extended(pattern.replace("\n", UNIT))
+    ]
+    return [f"s{mark}^\\./{mark}{root}/{mark}", *tests, "d", ":keep", f"s{mark}^{root}/{mark}./{mark}"]
+
+
+def _write_tarball(fetched: FetchedSnapshot, part: list[str], folder: Path, target: Path) -> list[FoundDatabase]:
     """Write the files as ``new/<root>/…``, and the lists that ``restore.sh`` reads. Return the SQLite checks of its
     databases. Raise ``ProgramFailed`` for a damaged database, or a name that cannot be restored without Python."""
     staged = unpack_files(fetched.list_pack_files(), fetched.entries, folder)
@@ -322,6 +371,7 @@ def _write_tarball(fetched: FetchedSnapshot, folder: Path, target: Path) -> list
         "sums": [],
         "odd": [],
         **{f"{root.name}.wanted": [] for root in fetched.manifest.roots},
+        **({f"{root.name}.part": _build_filter(root.name, part) for root in fetched.manifest.roots} if part else {}),
     }
     checks = []
     with (

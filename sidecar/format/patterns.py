@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Any, Callable, Iterable, Pattern
+from typing import Any, Callable, Iterable, List, Pattern, Sequence
 
 # Files known to contain secrets by their names alone, in any folder and whatever a layout says. A note about
 # credentials (credentials.md) is not one of them.
@@ -82,6 +82,75 @@ Match = Callable[[str], Any]
 
 
 EVERYTHING = "**"
+WILD = re.compile(r"[*?]")
+SPECIAL = "\\.*^$+?()[]{}|"
+
+
+class PathSet:
+    """Paths of a memory, named by patterns that begin with a root's name, without braces. Most may be plain paths.
+
+    A sandbox says by which patterns a part was restored there, so they are matched in a time that grows with their length
+    only, whatever they are: not as regular expressions, which can be made to go on for ever.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = list(patterns)
+        self._plain = frozenset(pattern for pattern in self.patterns if not WILD.search(pattern))
+        wild = [pattern for pattern in self.patterns if WILD.search(pattern)]
+        tops = [pattern[:-2] for pattern in wild if pattern.endswith("/**") and not WILD.search(pattern[:-3])]
+        self._tops = tuple(tops)
+        self._wild = [_split_pattern(pattern) for pattern in wild if pattern[:-2] not in tops]
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+    def has(self, path: str) -> bool:
+        """Return whether a path is named."""
+        if path in self._plain or (self._tops and path.startswith(self._tops) and path not in self._tops):
+            return True
+        parts = path.split("/") if self._wild else []
+        return any(_match_items(wanted, parts, EVERYTHING, _match_part) for wanted in self._wild)
+
+
+def _split_pattern(pattern: str) -> List[str]:
+    """Return a pattern's parts; at its end, ``**`` stands for at least one part."""
+    parts = pattern.split("/")
+    return parts[:-1] + ["*", EVERYTHING] if parts[-1] == EVERYTHING else parts
+
+
+def _match_part(wanted: str, part: str) -> bool:
+    """Return whether one part of a path is as a part of a pattern says."""
+    if not WILD.search(wanted):
+        return wanted == part
+    return _match_items(wanted, part, "*", lambda one, other: one == "?" or one == other)
+
+
+def _match_items(
+    wanted: Sequence[str], given: Sequence[str], any_number: str, fits: Callable[[str, str], bool]
+) -> bool:
+    """Return whether all items fit, where ``any_number`` stands for any number of them. When some do not, only the last
+    such one is tried again with one more: that is enough, and never takes longer than all pairs do."""
+    at = other = 0
+    star = tried = -1
+    while other < len(given):
+        if at < len(wanted) and wanted[at] == any_number:
+            star, tried = at, other
+            at += 1
+        elif at < len(wanted) and fits(wanted[at], given[other]):
+            at, other = at + 1, other + 1
+        elif star >= 0:
+            tried += 1
+            at, other = star + 1, tried
+        else:
+            return False
+    return all(one == any_number for one in wanted[at:])
+
+
+def translate_to_extended(pattern: str) -> List[str]:
+    """Return the regular expressions, as POSIX has them, of what a pattern names."""
+    texts = [_translate_pattern(full, False).replace("(?:", "(") for full in expand_braces(pattern)]
+    # Python escapes more than POSIX knows of.
+    return [re.sub(r"\\(.)", lambda m: m[0] if m[1] in SPECIAL else m[1], text, flags=re.DOTALL) for text in texts]
 
 
 class Rules:

@@ -30,7 +30,7 @@ from typing import (
 from sidecar.format.roots import get_root
 from sidecar.format.values import dataclass
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of these declarations. A program that gets another number refuses to work."""
 
 NEED_PROGRAM, NEED_RULES, NEED_REQUEST = "need-program", "need-rules", "need-request"
@@ -74,6 +74,8 @@ class Identity:
     machine: str = ""
     """The host's name, for a folder on the sidecar's own machine."""
     conversation: str = ""
+    label: str = ""
+    """Of a reader: the label of what is exported from here."""
     heads: List[str] = field(default_factory=list)
     """Export: the snapshots that are or were the head of this memory."""
     allow: List[str] = field(default_factory=list)
@@ -261,6 +263,8 @@ class RestoreQuestion(Question):
     force: bool = False
     discard: bool = False
     read_only: bool = False
+    part: List[str] = field(default_factory=list)
+    """Patterns of the paths that are restored; what else is here stays. Empty: all of the memory. Since protocol 2."""
     ask: bool = False
     """Only say whether the restore could be done."""
     stored: Dict[str, List[str]] = field(default_factory=dict)
@@ -497,6 +501,7 @@ class SandboxNotes:
     conversation: str = ""
     current: bool = True
     withheld: List[str] = field(default_factory=list)
+    label: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -519,6 +524,8 @@ class ExportAnswer(Answer):
     """The known snapshots that the memory here was restored from or exported to, newest first."""
     reader: bool = False
     """The memory was restored here to be read."""
+    part: List[str] = field(default_factory=list)
+    """Only these paths of it were restored here, and only these are exported."""
     kind: str = ""
     codec: str = ""
     pack_bytes: int = 0

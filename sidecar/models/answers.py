@@ -8,7 +8,7 @@ from dataclasses import asdict, field
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from sidecar.host.values import dataclass
-from sidecar.receipts import ExportReceipt, Reason, RestoreReceipt
+from sidecar.receipts import ExportReceipt, Reason, RestoreOutcome, RestoreReceipt
 from sidecar.schema import OneOf
 
 Standing = Annotated[
@@ -529,6 +529,32 @@ class Problem:
     """What to do about it."""
     retryable: bool = False
     type: str = "about:blank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRestore:
+    """What came of a restore into one of several sandboxes: a receipt, or a problem."""
+
+    sandbox: str
+    """As it was named."""
+    receipt: RestoreReceipt | None = None
+    problem: Problem | None = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the sandbox has what was asked for; true also if there is no snapshot yet."""
+        return self.receipt is not None and self.receipt.outcome is not RestoreOutcome.INCOMPLETE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restores:
+    """What came of a restore into several sandboxes."""
+
+    memory: str
+    complete: bool
+    """Whether every sandbox has what was asked for."""
+    sandboxes: list[SandboxRestore]
+    """In the order in which they were named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,10 +68,12 @@ class BriefBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreBody(Body):
-    """Restore a memory into a sandbox."""
+    """Restore a memory into a sandbox, or into several."""
 
-    sandbox: SandboxRef
-    """The sandbox: its provider and its id there."""
+    sandbox: SandboxRef | None = None
+    """The sandbox: its provider and its id there. Either this or `sandboxes`."""
+    sandboxes: Annotated[list[SandboxRef], Check(min_length=1, max_length=500)] | None = None
+    """Several sandboxes: the snapshot is fetched once for all, and the answer (207) has a receipt or a problem for each."""
     snapshot: Annotated[Name, Schema(examples=["latest", "@2026-11-16T10:00Z"])] = "latest"
     """A snapshot's id, `latest` or `@TIME`. Default: `latest`."""
     mode: Literal["replace", "seed"] = "replace"
@@ -88,6 +90,12 @@ class RestoreBody(Body):
     """Restore even a database that SQLite finds damaged."""
     read_only: Flag = False
     """Restore it to be read: what this sandbox exports later is stored beside the head."""
+    only: Annotated[list[Name], Check(max_length=100), Schema(examples=[["project/memory/**"]])] = field(
+        default_factory=list
+    )
+    """Restore only a part: patterns of paths as in a snapshot, `layout:NAME` or `tier:NAME`. It is always `read_only`."""
+    label: Text = ""
+    """Of a reader: the label of the snapshots that it exports. Default: its sandbox's reference."""
     discard: Flag = False
     """Replace what no snapshot has without saving it first or setting it aside."""
     wake: Flag = False

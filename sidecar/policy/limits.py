@@ -29,6 +29,8 @@ CODES = {key: f"limit-{key.replace('_', '-')}" for key in OF_MEMORIES} | {"packe
 
 EMPTY, MISSING, GONE, SHRUNK = "empty", "required-missing", "root-missing", "shrunk"
 DOWNGRADE, DAMAGED, CREDENTIALS = "schema-downgrade", "database-damaged", "credentials"
+PARTIAL = "partial"
+"""No guard that could be allowed: a part of a memory that stands alone never replaces all of it."""
 REASONS = (EMPTY, MISSING, GONE, SHRUNK, DOWNGRADE, DAMAGED, CREDENTIALS, UNKNOWN_LINEAGE, OTHER_MEMORY)
 """Reasons for which a guard objects; each can be allowed by itself."""
 REPEATABLE = (MISSING, GONE, SHRUNK)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from sidecar.format.index import Entry
 from sidecar.program import notes, places, rows
@@ -92,10 +92,10 @@ def load_base(folder: str, snapshots: list[str]) -> Base | None:
         return None
 
 
-def write_restored(folder: str, base: Base, reader: bool = False) -> None:
-    """Record after a restore that the memory in this sandbox is this snapshot, whatever it was before."""
+def write_restored(folder: str, base: Base, reader: bool = False, part: Sequence[str] = ()) -> None:
+    """Record after a restore that the memory in this sandbox is this snapshot, or a part of it, whatever it was before."""
     _write_index(folder, base)
-    notes.write_lineage(folder, [base.snapshot], reader)
+    notes.write_lineage(folder, [base.snapshot], reader, part)
     _remove_others(folder, {base.snapshot})
 
 
@@ -117,7 +117,7 @@ def write_exported(folder: str, base: Base, before: Base | None, origin: str = "
         base = base._replace(full="", changed=None)
     _write_index(folder, base)
     lines = [line for line in notes.read_lineage(folder) if line != base.snapshot] + [base.snapshot]
-    notes.write_lineage(folder, lines, notes.is_reader(folder))
+    notes.write_lineage(folder, lines, notes.is_reader(folder), notes.read_part(folder))
     keep = {base.snapshot, base.full} | ({before.snapshot, before.full} if before is not None else set())
     first = load_base(folder, [origin]) if origin and origin not in keep else None
     _remove_others(folder, keep | ({first.snapshot, first.full} if first is not None else set()))

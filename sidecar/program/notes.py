@@ -9,7 +9,9 @@ next time too.
 
 Beside them is the lineage: the snapshots that the memory was restored from or exported to, oldest first. A read-only
 copy keeps its lineage in a file of another name. A version of the program that does not know read-only copies then finds
-no lineage, so what it exports from here is stored beside the head.
+no lineage, so what it exports from here is stored beside the head. The same goes for a part of a memory: that file begins
+with the patterns of the part. If there is another file beside it, a version that does not know parts wrote that, and it
+counts.
 
 The sandbox's agent can write to the files, so nothing in them is trusted unless it has the expected form.
 """
@@ -36,7 +38,9 @@ MOST_TOLD = 5
 """At most this many notes of other memories are in an export's answer."""
 UNKNOWN_LINEAGE, OTHER_MEMORY = "unknown-lineage", "other-memory"
 _STORE = re.compile(r"[0-9a-f]{32}\Z")
-LINEAGE, LINEAGE_OF_READER = "lineage", "read-lineage"
+LINEAGE, LINEAGE_OF_READER, LINEAGE_OF_PART = "lineage", "read-lineage", "part-lineage"
+MOST_PATTERNS = 5000
+"""How many patterns a part has at most."""
 LONGEST_LINEAGE = 100
 LONGEST_LINEAGE_FILE = 1 << 20
 SNAPSHOT = re.compile(r"[0-9A-Za-z-]{1,64}\Z")
@@ -61,6 +65,8 @@ class Notes(NamedTuple):
     """Whether the files in these folders are this memory; false once another was restored over it."""
     withheld: Sequence[str] = ()
     """Roots that were not restored because their projects were not in the sandbox."""
+    label: str = ""
+    """Of a read-only copy: the label of what is exported from here."""
 
     def as_dict(self) -> Dict[str, Any]:
         return dict(self._asdict())
@@ -84,7 +90,7 @@ def parse_value(value: Any) -> Optional[Notes]:
     if not isinstance(value, dict):
         return None
     value = {field: value[field] for field in Notes._fields if field in value}
-    texts = [value.get(field, "") for field in ("memory", "store", "sandbox", "machine", "conversation")]
+    texts = [value.get(field, "") for field in ("memory", "store", "sandbox", "machine", "conversation", "label")]
     roots = value.get("roots", {})
     if not all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in texts) or not texts[0]:
         return None
@@ -202,6 +208,7 @@ def build_after_export(told: Identity, own: Optional[Notes], roots: Dict[str, st
         reader=own.reader if own is not None else False,
         conversation=told.conversation,
         withheld=own.withheld if own is not None else (),
+        label=own.label if own is not None else "",
     )
 
 
@@ -216,6 +223,7 @@ def build_after_restore(told: Identity, reader: bool, roots: Dict[str, str], wit
         reader=reader,
         conversation=told.conversation,
         withheld=tuple(withheld),
+        label=told.label,
     )
 
 
@@ -223,7 +231,7 @@ def read_lineage(folder: str) -> List[str]:
     """Return the snapshots noted in a memory's cache folder. The sandbox's agent can write there, so anything that
     cannot be a snapshot's id is left out."""
     try:
-        text = places.read_file(_locate_lineage(folder, is_reader(folder)), LONGEST_LINEAGE_FILE)
+        text = places.read_file(locate_lineage(folder), LONGEST_LINEAGE_FILE)
         return [line for line in text.decode("ascii", "replace").split() if SNAPSHOT.match(line)]
     except (OSError, Refusal):
         return []
@@ -231,21 +239,59 @@ def read_lineage(folder: str) -> List[str]:
 
 def is_reader(folder: str) -> bool:
     """Return whether the memory was restored as a read-only copy. After a run was cut short, both files may exist."""
-    return places.exists(_locate_lineage(folder, True))
+    return places.exists(os.path.join(folder, LINEAGE_OF_READER)) or bool(read_part(folder))
 
 
-def write_lineage(folder: str, snapshots: List[str], reader: bool) -> None:
-    """Replace the lineage, keeping the newest entries, and remove the file of the other kind."""
+def read_part(folder: str) -> List[str]:
+    """Return the patterns of the part of the memory that was restored; empty if all of it was, or that cannot be told:
+    then there is no lineage either."""
+    if any(places.exists(os.path.join(folder, name)) for name in (LINEAGE, LINEAGE_OF_READER)):
+        return []
+    try:
+        return parse_part(places.read_file(os.path.join(folder, LINEAGE_OF_PART), LONGEST_LINEAGE_FILE))
+    except (OSError, Refusal):
+        return []
+
+
+def encode_part(patterns: Sequence[str]) -> str:
+    """Return the first line of a part's lineage. No word of it can be taken for a snapshot."""
+    return json.dumps({"part": list(patterns)}, separators=(",", ":")).replace(" ", "\\u0020")
+
+
+def parse_part(text: bytes) -> List[str]:
+    """Return the patterns in the first line of a part's lineage; empty if it is not valid."""
+    try:
+        patterns = json.loads(text.partition(b"\n")[0].decode("ascii"))["part"]
+    except (ValueError, RecursionError, TypeError, LookupError):
+        return []
+    if not isinstance(patterns, list) or len(patterns) > MOST_PATTERNS:
+        return []
+    return patterns if all(isinstance(one, str) and 0 < len(one) <= LONGEST_PATH for one in patterns) else []
+
+
+def write_lineage(folder: str, snapshots: List[str], reader: bool, part: Sequence[str] = ()) -> None:
+    """Replace the lineage, keeping the newest entries, and remove the files of the other kinds."""
     text = "".join(snapshot + "\n" for snapshot in snapshots[-LONGEST_LINEAGE:])
-    places.write_file(_locate_lineage(folder, reader), text.encode("ascii"))
-    places.remove(_locate_lineage(folder, not reader))
+    if part:
+        # First: with another file beside it, it would not count.
+        forget_lineage(folder)
+        places.write_file(os.path.join(folder, LINEAGE_OF_PART), (encode_part(part) + "\n" + text).encode("ascii"))
+        return
+    name = LINEAGE_OF_READER if reader else LINEAGE
+    places.write_file(os.path.join(folder, name), text.encode("ascii"))
+    for other in (LINEAGE, LINEAGE_OF_READER, LINEAGE_OF_PART):
+        if other != name:
+            places.remove(os.path.join(folder, other))
 
 
 def forget_lineage(folder: str) -> None:
     """Remove the lineage: the memory is not in this sandbox any more."""
-    for reader in (False, True):
-        places.remove(_locate_lineage(folder, reader))
+    for name in (LINEAGE, LINEAGE_OF_READER, LINEAGE_OF_PART):
+        places.remove(os.path.join(folder, name))
 
 
-def _locate_lineage(folder: str, reader: bool) -> str:
-    return os.path.join(folder, LINEAGE_OF_READER if reader else LINEAGE)
+def locate_lineage(folder: str) -> str:
+    """Return the path of the lineage that counts."""
+    if read_part(folder):
+        return os.path.join(folder, LINEAGE_OF_PART)
+    return os.path.join(folder, LINEAGE_OF_READER if is_reader(folder) else LINEAGE)

@@ -38,6 +38,7 @@ def announce(scratch: Scratch, question: RestoreQuestion, answer: RestoreAnswer)
         "conversation": told.conversation,
         "kept": answer.status == "kept",
         "read_only": question.read_only,
+        **({"part": question.part} if question.part else {}),
         "files": answer.files,
         "bytes": answer.bytes,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

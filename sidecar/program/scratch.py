@@ -2,6 +2,7 @@
 
 ~/.cache/memory-sidecar/<memory>/lineage             the snapshots restored or exported here, oldest first
 ~/.cache/memory-sidecar/<memory>/read-lineage        the same, for a read-only copy (notes.py)
+~/.cache/memory-sidecar/<memory>/part-lineage        the same, for a part of it, below the patterns of that part
 ~/.cache/memory-sidecar/<memory>/index-<snapshot>    what this sandbox last restored or exported (a cache)
 ~/.cache/memory-sidecar/<memory>/rows-<hash>         digests of a database's rows, to count what changes (sketches.py)
 ~/.cache/memory-sidecar/<memory>/notes               which store and memory that is, and in which folders (notes.py)

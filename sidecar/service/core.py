@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sidecar.audit.lines import build_own_call
 from sidecar.audit.trail import Trail
@@ -21,6 +22,7 @@ from sidecar.engine.heads import fork, rollback
 from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.engine.reviews import Word, accept, decline
 from sidecar.errors import SandboxError, SandboxGone, SandboxNotFound, SnapshotError
+from sidecar.host.values import dataclass
 from sidecar.ids import ROOT, check_memory_id, parse_snapshot_time
 from sidecar.models.answers import Acceptance, Declined, Forgotten, Forked, Head
 from sidecar.policy.review import PENDING
@@ -43,16 +45,30 @@ from sidecar.store.retention import forget
 from sidecar.store.selectors import resolve_snapshot
 
 if TYPE_CHECKING:
+    from sidecar.engine.restores.source import SnapshotSource
     from sidecar.service.attachments.keeper import Keeper
     from sidecar.service.jobs.wanted import WantedJob
     from sidecar.service.starts import Starts
     from sidecar.service.watch.watch import Watcher
 
+T = TypeVar("T")
 CLOCKS_DIFFER = 60.0
 """By how many seconds the clocks of two services may differ."""
 LATER_OPTIONS = frozenset(
-    {"beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce", "brief", "brief_path"}
+    {
+        *("beside", "discard", "read_only", "must_exist", "in_use", "withhold_projects", "announce"),
+        *("label", "only", "brief", "brief_path"),
+    }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the restores of one call into several sandboxes share. They run side by side."""
+
+    source: SnapshotSource
+    reached: Reached
+    """Called like that of the engine, before that of each restore."""
 
 
 class _AlreadyBegun(Exception):
@@ -91,6 +107,7 @@ class Sidecar:
         """Notices sandboxes that name their memory."""
         self._by_key: dict[tuple[str, str], tuple[KeyedCall, Operation]] = {}
         """Calls with an idempotency key that wait or run."""
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start_export(
         self, request: ExportRequest, target: SandboxTarget, *, key: str = "", caller: Caller = ITSELF
@@ -173,6 +190,7 @@ class Sidecar:
         key: str = "",
         care: CareOptions | None = None,
         caller: Caller = ITSELF,
+        group: Group | None = None,
     ) -> Operation:
         """Start a restore and return its operation. For an idempotency ``key`` that was used before, return that
         operation. With ``care`` it opens a conversation."""
@@ -181,13 +199,17 @@ class Sidecar:
 
         async def work(operation: Operation, call: RememberedCall | None, reached: Reached | None) -> Receipt:
             ours = replace(request, in_use=self.sandboxes.is_open(target.ref))
+            source = None
+            if group is not None:
+                source, reached = group.source, _chain(group.reached, reached)
             async with self.sandboxes.use(target) as box:
-                receipt = await restore(self._build_engine(operation, reached), box, ours)
+                receipt = await restore(self._build_engine(operation, reached), box, ours, source)
                 if care is None or self.keeper is None:
                     return receipt
                 return await self.keeper.open_conversation(request, receipt, care, await _find_end(box, receipt))
 
         operation = Operation("restore", request.memory, target.ref, request.conversation, caller=caller)
+        operation.side_by_side = group is not None
         return await self._start_once(operation, work, key, _encode_call(request, target))
 
     def start_import(self, archive: Path, request: ExportRequest, *, caller: Caller = ITSELF) -> Operation:
@@ -199,6 +221,13 @@ class Sidecar:
             return await adopt(self._build_engine(operation), archive, request)
 
         return self.operations.start(Operation("export", request.memory, f"import:{archive.name}", caller=caller), work)
+
+    def keep_running(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start work that goes on whoever waits for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _start_once(
         self,
@@ -394,13 +423,18 @@ class Sidecar:
 
 def _announce(operation: Operation, reached: Reached | None) -> Reached:
     """Return what the engine calls before it stores or changes anything."""
+    return operation.intend if reached is None else _chain(reached, operation.intend)
 
-    async def announce(snapshot: str) -> None:
-        if reached is not None:
-            await reached(snapshot)
-        await operation.intend(snapshot)
 
-    return announce
+def _chain(first: Reached, then: Reached | None) -> Reached:
+    """Return what calls the first and then the other, if there is one."""
+
+    async def call_both(snapshot: str) -> None:
+        await first(snapshot)
+        if then is not None:
+            await then(snapshot)
+
+    return call_both
 
 
 async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
@@ -416,10 +450,10 @@ async def _find_end(box: Sandbox, receipt: RestoreReceipt) -> float | None:
 def _encode_call(request: ExportRequest | RestoreRequest, target: SandboxTarget) -> dict[str, Any]:
     """Return a call as it is compared with others under the same key."""
     user = {"user": target.user} if target.user else {}
-    return {"sandbox": target.ref, "wake": target.wake, **user, **_encode_request(request)}
+    return {"sandbox": target.ref, "wake": target.wake, **user, **encode_request(request)}
 
 
-def _encode_request(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
+def encode_request(request: ExportRequest | RestoreRequest) -> dict[str, Any]:
     """Return the fields of a request, to compare calls under one key. Options that were added in later versions are
     left out if they are not used, so that a call that an earlier version recorded is still the same call."""
     fields = {name: getattr(request, name) for name in request.__dataclass_fields__}

@@ -80,6 +80,8 @@ class Operation:
     """The service started it, not a caller."""
     why: str = ""
     """Why the service started it: "checkpoint", "shutdown"."""
+    side_by_side: bool = False
+    """It need not wait for others of its memory, only for those in its sandbox."""
     record: Record | None = None
     """What the audit tells of it, from the moment it was accepted."""
     told: str = ""
@@ -125,6 +127,11 @@ class Operation:
             "operation": self.id,
             "conversation": self.conversation,
         }
+
+    @property
+    def place(self) -> Hashable:
+        """What only one operation works with at a time."""
+        return (self.memory, self.sandbox) if self.side_by_side else self.memory
 
     async def result(self) -> Receipt:
         """Wait until it has ended and return its receipt. Raise the error that it failed with."""
@@ -266,7 +273,7 @@ class Operations:
         try:
             # The memory's lock comes first, so that an operation that waits for its memory does not occupy a slot.
             turn = self._turns.held(operation.caller.id, self._count_turns(operation.caller))
-            async with self._memories.held(operation.memory), turn:
+            async with self._memories.held(operation.place), turn:
                 operation.state = "running"
                 self._log.info(f"{operation.kind} begins")
                 operation.receipt = await work(operation)

@@ -80,9 +80,10 @@ def _make_unpacker(
     return Unpacker(wanted, stages, partial=partial)
 
 
-def fold_to_full(packs: list[PackFile], folder: Path, target: Path) -> PackFile:
-    """Fold packs, from the full one on, into one full pack with the same result. Raise ``SnapshotDamaged``."""
-    entries = merge_indexes(pack.index for pack in packs)
+def fold_to_full(packs: list[PackFile], folder: Path, target: Path, wanted: dict[str, Entry] | None = None) -> PackFile:
+    """Fold packs, from the full one on, into one full pack with the same result, or with only some of its entries. Raise
+    ``SnapshotDamaged``."""
+    entries = merge_indexes(pack.index for pack in packs) if wanted is None else wanted
     staged = unpack_files(packs, entries, folder)
     with target.open("wb", buffering=0) as file:
         packer = Packer(file, allow_zstd=any(pack.codec == "zst" for pack in packs))

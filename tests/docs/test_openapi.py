@@ -46,7 +46,7 @@ def test_an_answer_requires_what_is_always_sent_and_a_request_only_what_has_no_d
     assert required == {
         "BriefBody": [],
         "ExportBody": ["sandbox"],
-        "RestoreBody": ["sandbox"],
+        "RestoreBody": [],
         "AttachBody": ["sandbox"],
         "MoveBody": ["to"],
         "StartBody": ["on"],

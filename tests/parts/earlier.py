@@ -22,19 +22,22 @@ WITH_TILDES = "50c46266f017404a20ab4faac4052f3bb76fc921"
 BEFORE_OWNED = "f35a996"
 """The last version that knew neither owned folders nor projects that nobody names."""
 
+BEFORE_PARTS = "9d454ab"
+"""The last version that knew no parts of memories."""
+
 
 class Earlier:
     """The command line of that version."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def run(self, *words: str | Path, store: Path) -> Ran:
         command, *rest = map(str, words)
         ran = subprocess.run(
             [sys.executable, "-m", "sidecar", command, f"--store=file:{store}", "--json", *rest],
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(self._folder)},
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder)},
             capture_output=True,
             text=True,
             timeout=120,

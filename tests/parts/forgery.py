@@ -557,6 +557,8 @@ CASES: dict[str, tuple[str, Forge]] = {
     ),
     "not-taken-of-no-root": ("bad-answer", _answer(not_taken={"x\x1b[31m": 1})),
     "not-taken-of-many-roots": ("bad-answer", _answer(not_taken={f"project-{n}": 1 for n in range(2, 100_000)})),
+    "part-of-many-patterns": ("bad-answer", _answer(part=[f"project/{n}" for n in range(10_000)])),
+    "part-that-is-none": ("bad-answer", _answer(part=[1])),
     "database-of-no-root": ("bad-answer", _answer(databases_not_taken=["x/y.db"])),
 }
 BOMBS = [name for name in CASES if name.startswith("bomb-") or name == "million-files"]

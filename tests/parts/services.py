@@ -25,6 +25,8 @@ TOKEN = "a-token-for-the-tests-0123456789"
 class Service:
     """``memory-sidecar serve`` and a client of it."""
 
+    program = "sidecar"
+    """The module that is run."""
     code = PROJECT
     """Where the sidecar is that is run."""
 
@@ -61,6 +63,7 @@ class Service:
                 stderr=log,
                 stdout=subprocess.DEVNULL,
                 files=self._files,
+                kind=self.program,
             )
         deadline = time.monotonic() + 30
         while True:

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.client import Client
 from sidecar.engine import ExportRequest, RestoreRequest
-from sidecar.service.core import _encode_request
+from sidecar.service.core import encode_request
 from tests.parts.homes import empty_home, write
 from tests.parts.memories import grow, grow_large, plain_home
 from tests.parts.services import TOKEN, Service, path, serving, until
@@ -144,6 +144,6 @@ def test_what_cannot_be_saved_is_told_as_incomplete(tmp_path: Path) -> None:
 def test_a_call_that_an_earlier_version_remembers_is_the_same_call() -> None:
     """Its digest has no room for options that came later."""
     asked = {"memory": "me", "snapshot": "latest", "mode": "replace", "projects": None, "force": False}
-    assert _encode_request(RestoreRequest(memory="me")) == asked
-    assert "beside" not in _encode_request(ExportRequest(memory="me"))
-    assert _encode_request(RestoreRequest(memory="me", discard=True)) == {**asked, "discard": True}
+    assert encode_request(RestoreRequest(memory="me")) == asked
+    assert "beside" not in encode_request(ExportRequest(memory="me"))
+    assert encode_request(RestoreRequest(memory="me", discard=True)) == {**asked, "discard": True}

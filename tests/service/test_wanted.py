@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from sidecar.ids import STARTS, WANTED
+from tests.parts.doomed import DOOM, DoomedService
 from tests.parts.homes import empty_home, run_cli, write
 from tests.parts.killing import Killer
 from tests.parts.providers import Emulated, Provider
@@ -29,10 +33,19 @@ class World:
         assert run_cli("export", "me", f"--sandbox=local:{home}", store=self.store).code == 0
 
     @contextmanager
-    def served(self, log: str = "log", *, lease: float = 2.0, on: str = "", **table: Any) -> Iterator[Service]:
+    def served(
+        self,
+        log: str = "log",
+        *,
+        lease: float = 2.0,
+        on: str = "",
+        kind: type[Service] = Service,
+        env: Mapping[str, str] | None = None,
+        **table: Any,
+    ) -> Iterator[Service]:
         rows = {"memory": "me", "on": on or f"{self.provider.name}:", "check_every": 1, "backoff": 1, "budget": 100}
         more = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**rows, **table}.items())
-        with serving(self.store, self.base / log, more=f"[[start]]\n{more}", lease=lease) as service:
+        with serving(self.store, self.base / log, env, more=f"[[start]]\n{more}", kind=kind, lease=lease) as service:
             yield service
 
     def living(self) -> list[Emulated]:
@@ -43,12 +56,22 @@ class World:
         found: list[Emulated] = []
 
         def there() -> bool:
-            refs = {row["sandbox"] for row in self.attachments(service) if row["state"] in ("open", "idle")}
+            refs = self.looked_after(service)
             found[:] = [one for one in self.living() if f"{self.provider.name}:{one.id}" in refs and one.id != but]
             return len(found) == 1
 
         until(there)
         return found[0]
+
+    def looked_after(self, service: Service) -> set[str]:
+        return {row["sandbox"] for row in self.attachments(service) if row["state"] in ("open", "idle")}
+
+    def is_looked_after(self, service: Service, but: str) -> bool:
+        """Whether one sandbox is looked after that is not this one. A service that has just died does not say."""
+        try:
+            return bool(self.looked_after(service) - {f"{self.provider.name}:{but}"})
+        except httpx.TransportError:
+            return False
 
     def attachments(self, service: Service) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = service.http.get("/v1/attachments").json()["attachments"]
@@ -211,6 +234,112 @@ def test_a_service_that_is_killed_at_any_request_of_a_creation_leaves_one_sandbo
     world: Callable[[str], World], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_at_requests(world(name), range(30), monkeypatch)
+
+
+def await_death_or(service: DoomedService, settled: Callable[[], object]) -> bool:
+    """Wait until the service has killed itself, or nothing more is to be done. Return whether it has."""
+    until(lambda: service.dead or settled())
+    if not service.dead:
+        time.sleep(0.5)  # what follows a start at once
+    service.spare()
+    if dead := service.dead:
+        service.kill()  # its log may end in the middle of a line
+        service.start()
+    return dead
+
+
+def kill_at_writes(world: World, numbers: range, of: str = "") -> None:
+    """Have the service that is to keep a sandbox die before and after each write of a creation, or of its record alone."""
+    with world.served(lease=1.0, kind=DoomedService, env={DOOM: str(world.base / "doom")}) as service:
+        assert isinstance(service, DoomedService)
+        sandbox = world.await_sandbox(service)
+        for number in numbers:
+            for when in ("before", "after"):
+                until(lambda: len(world.living()) == 1)
+                world.save(service, sandbox, f"lesson {number} {when}")
+                before = sandbox.id
+                service.doom(number, when, of)
+                sandbox.kill()
+                died = await_death_or(service, partial(world.is_looked_after, service, before))
+                sandbox = world.await_sandbox(service, but=before)
+                assert (sandbox.home / "MEMORY.md").read_text() == f"lesson {number} {when}"
+                assert world.living() == [sandbox]
+                assert died or number > numbers.start
+                if not died:
+                    return  # a whole creation has no more writes than these
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_at_a_write_leaves_one_sandbox_and_no_orphan(
+    world: Callable[[str], World], name: str
+) -> None:
+    kill_at_writes(world(name), range(2, 3), STARTS)  # the sandbox is there, and not noted yet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_service_that_is_killed_at_any_write_of_a_creation_leaves_one_sandbox_and_no_orphan(
+    world: Callable[[str], World], name: str
+) -> None:
+    kill_at_writes(world(name), range(1, 40))
+
+
+def ask_until_done(service: Service, body: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    """Repeat a start until the service answers with what it has done."""
+    answers: list[httpx.Response] = []
+
+    def done() -> bool:
+        answers.append(service.http.post(path("me", "sandboxes"), json=body, headers=key))
+        return answers[-1].status_code == 200
+
+    until(done)
+    answer: dict[str, Any] = answers[-1].json()
+    return answer
+
+
+def start_and_kill(world: World, numbers: range, *, repeated: bool) -> None:
+    """Have a service die before and after each write of a start that a caller asked for, who repeats the call or not."""
+    env = {DOOM: str(world.base / "doom")}
+    with serving(world.store, world.base / "log", env, kind=DoomedService, lease=1.0) as service:
+        assert isinstance(service, DoomedService)
+        for number in numbers:
+            for when in ("before", "after"):
+                body, key = {"on": f"{world.provider.name}:"}, {"Idempotency-Key": f"start {number} {when}"}
+                service.doom(number, when)
+                try:
+                    service.http.post(path("me", "sandboxes"), json=body, headers=key)
+                except httpx.TransportError:
+                    until(lambda: service.dead)
+                died = await_death_or(service, lambda: True)
+                if repeated:
+                    answer = ask_until_done(service, body, key)
+                    (living,) = world.living()
+                    assert answer["attachment"]["sandbox"] == f"{world.provider.name}:{living.id}"
+                    assert (living.home / "MEMORY.md").read_text() == "lesson 0"
+                else:
+                    # The one that is left, if any, is looked after, so it is nobody's orphan.
+                    until(lambda: len(world.living()) == len(world.looked_after(service)) <= 1, seconds=120)
+                for ref in world.looked_after(service):
+                    ended = service.http.delete(path("me", "sandboxes"), params={"sandbox": ref})
+                    assert ended.status_code == 200, ended.text
+                until(lambda: not world.living())
+                assert died or number > numbers.start
+                if not died:
+                    return
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_start_that_is_repeated_after_a_kill_has_one_sandbox(world: Callable[[str], World], name: str) -> None:
+    start_and_kill(world(name), range(2, 3), repeated=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeated", [True, False])
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_start_that_is_killed_at_any_write_has_one_sandbox_or_none(
+    world: Callable[[str], World], name: str, repeated: bool
+) -> None:
+    start_and_kill(world(name), range(1, 40), repeated=repeated)
 
 
 def test_the_first_sandbox_of_a_memory_says_that_there_is_nothing_to_wait_for(world: Callable[[str], World]) -> None:

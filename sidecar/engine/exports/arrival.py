@@ -176,7 +176,7 @@ async def _find_base(
             manifest = await run.engine.repository.manifest(run.request.memory, answer.base, run.survey)
             await run.engine.repository.check_present(manifest, run.survey)
             return manifest, {}, []
-        return await _read_base(run, answer.base)
+        return await read_base(run, answer.base)
     except (SnapshotDamaged, SnapshotNotFound) as damage:
         if isinstance(damage, SnapshotDamaged):
             await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
@@ -191,7 +191,7 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
     the end."""
     head, manifest = run.state.snapshot, run.replaces
     if manifest is not None and head not in run.survey.damaged and _is_near(run, manifest):
-        run.ahead = asyncio.create_task(_read_base(run, head))
+        run.ahead = asyncio.create_task(read_base(run, head))
     try:
         yield
     finally:
@@ -210,7 +210,7 @@ def _is_near(run: ExportRun, manifest: Manifest) -> bool:
     return not remote or all(recalled.find(keys.index(pack.id)) is not None for pack in manifest.packs)
 
 
-async def _read_base(run: ExportRun, snapshot: str) -> Base:
+async def read_base(run: ExportRun, snapshot: str) -> Base:
     """Read a snapshot's manifest, entries and indexes. Raise ``SnapshotDamaged`` if parts of it are missing in the
     store."""
     manifest = run.replaces

@@ -74,7 +74,7 @@ def build_manifest(run: ExportRun, checked: CheckedExport, head: Manifest | None
         origin=request.origin,
         sandbox=run.sandbox.ref,
         conversation=request.conversation,
-        label=request.label,
+        label=run.label(answer),
         databases=_list_databases(checked),
         projects=answer.projects or (base.projects if base else []),
         keyed=_merge_project_folders(checked),

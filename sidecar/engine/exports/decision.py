@@ -41,6 +41,7 @@ from sidecar.policy.limits import (
     EMPTY,
     GONE,
     MISSING,
+    PARTIAL,
     REASONS,
     REPEATABLE,
     SHRUNK,
@@ -80,6 +81,10 @@ ANOTHER_MEMORY = (
     " If the id is mistyped, export {other!r}; if not, say so with --allow other-memory or --force."
 )
 NOT_YOURS = "This sandbox holds a memory that this token is not for."
+LONE_PART = (
+    "Only a part of the memory was restored here ({part}), and the snapshot that it came from is not among the newest hundred,"
+    " or cannot be read any more: what is stored has that part alone."
+)
 WITHHELD = (
     "This sandbox was restored without {roots}, and nothing is known there of what the head has of it. Restore once more when"
     " the project's folder is there; then it can be exported."
@@ -122,7 +127,7 @@ def check_reasons(reasons: Iterable[str]) -> None:
 
 async def decide(run: ExportRun, checked: CheckedExport, manifest: Manifest, head: Manifest | None) -> Verdict:
     """Decide about a new snapshot. ``head`` is the one that it would replace, if that can be read."""
-    mixed_up = _find_mix_up(run, checked.answer)
+    mixed_up = _find_mix_up(run, checked.answer) or _find_lone_part(checked)
     reasons = [mixed_up] if mixed_up else []
     if not reasons and not run.request.force:
         reasons = await _judge(run, checked, manifest, checked.entries, head)
@@ -136,7 +141,7 @@ async def decide(run: ExportRun, checked: CheckedExport, manifest: Manifest, hea
 async def decide_again(run: ExportRun, checked: CheckedExport, kept: Manifest) -> Verdict:
     """Decide about a snapshot that an earlier export stored without moving the head to it, and that the sandbox still
     has unchanged."""
-    mixed_up = _find_mix_up(run, checked.answer)
+    mixed_up = _find_mix_up(run, checked.answer) or _find_lone_part(checked)
     reasons = [mixed_up] if mixed_up else []
     if not reasons and not run.request.force:
         code, _, message = kept.rejected.partition(": ")
@@ -151,7 +156,8 @@ async def decide_again(run: ExportRun, checked: CheckedExport, kept: Manifest) -
     # A manifest names only the first reason against it; before the snapshot is accepted, all guards are applied again.
     if accepted is not None:
         reason, accepted = await _weigh(run, checked.answer, await _judge_again(run, checked, kept), origin)
-    moves = run.request.force or (reason is None and await continues_head(run, checked.answer))
+    forced = run.request.force and (reason is None or reason.code != PARTIAL)
+    moves = forced or (reason is None and await continues_head(run, checked.answer))
     codes = (reason.code,) if reason else ()
     return Verdict(moves=moves, reason=reason, accepted=accepted, codes=codes, origin=origin)
 
@@ -238,6 +244,15 @@ def _find_mix_up(run: ExportRun, answer: ExportAnswer) -> Reason | None:
         message = ANOTHER_MEMORY.format(other=redact(other.memory), folders=join_some(shared), memory=memory)
         return Reason(code=code, message=message)
     return None
+
+
+def _find_lone_part(checked: CheckedExport) -> Reason | None:
+    """Return the reason why an export has only a part of its memory: the snapshot that the part came from is gone, so
+    that the rest could not be added to it. Nothing overrides that."""
+    lone = checked.base is None or checked.base.rejected.startswith(f"{PARTIAL}:")
+    if not checked.answer.part or not lone:
+        return None
+    return Reason(code=PARTIAL, message=LONE_PART.format(part=", ".join(map(redact, checked.answer.part[:MOST_NAMED]))))
 
 
 def _parse_notes(claim: SandboxNotes) -> notes.Notes | None:

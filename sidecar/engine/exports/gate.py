@@ -69,7 +69,10 @@ async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> 
         return {} if manifest.snapshot in reviews.rows else {manifest.snapshot: row}
 
     try:
-        await change_reviews(run.engine.repository.store, manifest.memory, run.survey.snapshots, change)
+        repository = run.engine.repository
+        # Rows of snapshots that are gone are dropped, so it has to be known which are there: all of them.
+        there = run.survey.snapshots if run.survey.complete else await repository.list_snapshot_ids(manifest.memory)
+        await change_reviews(repository.store, manifest.memory, there, change)
     except SnapshotDamaged:
         if reason:
             raise

@@ -10,6 +10,7 @@ from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.exports.arrival import delete_unclaimed, fetch_and_check
 from sidecar.engine.exports.candidate import read_candidate
 from sidecar.engine.exports.commit import build_manifest
+from sidecar.engine.exports.completion import complete_part
 from sidecar.engine.exports.run import ExportRequest
 from sidecar.engine.exports.steps import begin_run, build_question
 from sidecar.errors import UsageError
@@ -33,7 +34,7 @@ async def compare_sandbox(
     counted = CountedSandbox(sandbox, engine.progress)
     run = await begin_run(engine, counted, replace(request, trial=True), time.monotonic(), [])
     async with open_spool() as run.scratch, delete_unclaimed(engine.repository.store) as run.unclaimed:
-        checked = await fetch_and_check(run, build_question(run))
+        checked = await complete_part(run, await fetch_and_check(run, build_question(run)))
         run.answer = checked.answer
         if checked.answer.status == "refused":
             raise UsageError(

@@ -31,6 +31,7 @@ from sidecar.store.repository import HeadState, Survey
 Base = tuple[Manifest, dict[str, Entry], list[Index]]
 """The base of an export: its manifest, its entries, and the indexes of its packs, from which the entries are put
 together."""
+LONGEST_LABEL = 1000
 MIX_UPS = (UNKNOWN_LINEAGE, OTHER_MEMORY)
 """Repetition never makes these guards give way: only a person knows which store and which memory is meant."""
 CREDENTIALS_LEFT = "Credentials found: {count:,}. They are part of this memory; `findings` says where they are."
@@ -115,6 +116,12 @@ class ExportRun(SandboxRun):
             allow=[code for code in MIX_UPS if (free or code in allowed) and code not in unseen],
         )
 
+    def label(self, answer: ExportAnswer) -> str:
+        """Return the label of the snapshot: the one asked for, else that of the reader whose sandbox it is."""
+        noted = answer.notes
+        theirs = noted.label if answer.reader and noted is not None and noted.memory == self.request.memory else ""
+        return self.request.label or redact(theirs)[:LONGEST_LABEL]
+
     def parent(self, answer: ExportAnswer) -> str:
         """Return the id of the snapshot that the sandbox's memory is based on; empty if there is none."""
         return self.state.snapshot if self.request.adopt else (answer.lineage or [""])[0]
@@ -157,7 +164,7 @@ class ExportRun(SandboxRun):
             warnings=warnings,
             reason=reason,
             conversation=self.request.conversation,
-            label=self.request.label,
+            label=self.label(answer) if answer else self.request.label,
             dropped=report_dropped(answer.dropped) if answer else [],
             dropped_more=answer.dropped_more if answer else 0,
             dropped_files=answer.dropped_files if answer else 0,

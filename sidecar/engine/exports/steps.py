@@ -90,6 +90,10 @@ async def _run_export(run: ExportRun) -> ExportReceipt:
             check_owner(run, checked.answer)
             if checked.answer.status == "refused":
                 return run.receipt(ExportOutcome.REJECTED, reason=explain_credentials(checked.answer))
+            if checked.answer.part:
+                from sidecar.engine.exports.completion import complete_part  # late: most exports are of all of it
+
+                checked = await complete_part(run, checked)
             if checked.arrived is None:
                 return await _finish_unchanged(run, checked)
             head = await find_replaced_head(run, checked.base)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 from sidecar.engine.core import new_upload_path
 from sidecar.engine.restores.run import RestoreRun
+from sidecar.engine.restores.source import ReadySnapshot
 from sidecar.engine.sandbox.delivery import CarriedParts
 from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.engine.sandbox.package import build_program, build_rules
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
-from sidecar.format.compression import decompress
 from sidecar.format.protocol import (
     BriefFile,
     Coverage,
@@ -26,34 +23,36 @@ from sidecar.format.protocol import (
     RootHint,
     UploadedBundle,
 )
-from sidecar.host.files import Spool, SpooledFile, read_chunks
+from sidecar.host.files import SpooledFile, read_chunks
 from sidecar.host.values import dataclass
-from sidecar.host.work import retry_safely, run_in_thread
+from sidecar.host.work import retry_safely
 from sidecar.ids import build_memory_key
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.manifest import Pack
-
-if TYPE_CHECKING:
-    from sidecar.engine.without_python import Tarball
 
 
 @dataclass(slots=True)
 class SnapshotUpload:
     """The upload of a snapshot to a sandbox. Uploaded files stay there while something has to be saved first."""
 
-    fetched: FetchedSnapshot
+    ready: ReadySnapshot
     packs: list[SpooledFile] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
     bundle: UploadedBundle | None = None
     """The bundle that is in the sandbox now."""
     carried: CarriedParts | None = None
     """What is in front of it in the same file: the rules and the program, if the sandbox may lack them."""
-    tarball: Tarball | None = None
-    """The tarball, for a sandbox without Python."""
+    without_python: bool = False
+    tarball: str = ""
+    """Where the tarball for a sandbox without Python is in it now."""
 
     def __post_init__(self) -> None:
         self.packs = list(self.fetched.packs)
         self.codecs = [pack.codec for pack in self.fetched.manifest.packs]
+
+    @property
+    def fetched(self) -> FetchedSnapshot:
+        return self.ready.fetched
 
     @property
     def size(self) -> int:
@@ -104,22 +103,19 @@ async def place_through_sidecar(run: RestoreRun, parcel: SnapshotUpload) -> Rest
     async for attempt in retry_safely():
         with attempt:
             try:
-                if parcel.tarball is None:
+                if not parcel.without_python:
                     answer = await _upload_and_ask(run, parcel)
                     if answer.status != "no-python":
                         return answer
                 question = _build_question(run, run.chosen.packs)
-                from sidecar.engine.without_python import Tarball, send_tarball  # late: it has no Python
+                from sidecar.engine.without_python import send_tarball  # late: it has no Python
 
-                parcel.tarball = parcel.tarball or Tarball()
-                return await send_tarball(run, question, parcel.fetched, parcel.tarball)
+                parcel.without_python = True
+                return await send_tarball(run, question, parcel)
             except ProgramFailed as problem:
                 if problem.code != "no-zstd":
                     raise
-                parcel.packs = [
-                    await run_in_thread(_recompress, pack, run.scratch) if codec == "zst" else pack
-                    for pack, codec in zip(parcel.packs, parcel.codecs, strict=True)
-                ]
+                parcel.packs = await parcel.ready.recompress()
                 parcel.codecs = ["gz"] * len(parcel.packs)
                 return await _upload_and_ask(run, parcel)
     raise AssertionError("unreachable")
@@ -176,7 +172,10 @@ def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> RestoreQuestion:
         snapshot=manifest.snapshot,
         key=build_memory_key(request.memory),
         operation=run.operation,
-        identity=run.build_identity(standing.store),
+        identity=replace(
+            run.build_identity(standing.store),
+            label=(request.label or run.sandbox.ref) if request.read_only else "",
+        ),
         layouts=sorted(names),
         roots=[RootHint(root.name, root.hint) for root in manifest.roots],
         packs=[PackPart(pack.index_bytes, pack.bytes, pack.codec) for pack in packs],
@@ -196,6 +195,7 @@ def _build_question(run: RestoreRun, packs: Sequence[Pack]) -> RestoreQuestion:
         force=request.force,
         discard=request.discard,
         read_only=request.read_only,
+        part=run.part,
         stored=standing.stored,
         unusable=standing.unusable,
         heads=standing.heads,
@@ -213,15 +213,3 @@ async def _chain_files(before: bytes, parts: list[SpooledFile], digest: hashlib.
         async for chunk in read_chunks(part.path):
             digest.update(chunk)
             yield chunk
-
-
-def _recompress(pack: SpooledFile, scratch: Spool) -> SpooledFile:
-    """Recompress a zstd pack with gzip, for a sandbox that cannot read zstd."""
-    path = scratch.new()
-    with (
-        pack.path.open("rb") as source,
-        decompress(source, "zst") as plain,
-        gzip.open(path, "wb", compresslevel=1) as target,
-    ):
-        shutil.copyfileobj(plain, target, 1 << 20)
-    return SpooledFile(path, path.stat().st_size, "")

@@ -38,6 +38,10 @@ class RestoreRequest:
     """Replace files that no snapshot has, and files that came with the sandbox, without keeping them."""
     read_only: bool = False
     """Later exports of this sandbox are stored beside the head."""
+    only: tuple[str, ...] = ()
+    """Restore only this part: patterns of paths, ``layout:NAME`` or ``tier:NAME``. It is always read only."""
+    label: str = ""
+    """Of a reader: the label of what it exports. Empty: its sandbox's reference."""
     withhold_projects: bool | None = None
     """Leave out projects that were not named and whose folders do not exist yet; ``None``: as the settings say."""
     in_use: bool = False
@@ -89,6 +93,8 @@ class RestoreRun(SandboxRun):
     target: Sandbox
     """The sandbox itself, whose traffic is not counted: what is exported first counts its own."""
     operation: str = field(default_factory=lambda: secrets.token_hex(8))
+    part: list[str] = field(default_factory=list)
+    """The patterns of the part that is restored; empty: all of it."""
     manifest: Manifest | None = None
     wanted: str = ""
     standing: StoreFacts = field(default_factory=StoreFacts)
@@ -161,6 +167,7 @@ class RestoreRun(SandboxRun):
             saved_first_memory=first.memory if first and first.memory != self.request.memory else "",
             set_aside=report_aside(answer.set_aside) if answer and answer.set_aside else None,
             read_only=self.request.read_only and outcome is RestoreOutcome.COMPLETE,
+            only=list(self.request.only) if outcome is RestoreOutcome.COMPLETE else [],
             withheld=withheld,
             brief=self._report_brief(answer) if answer else None,
         )

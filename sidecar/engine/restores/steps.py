@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
 from sidecar.engine.restores.brief import check_brief, prepare_brief, put_by_shell
-from sidecar.engine.restores.choice import LATEST, choose_manifest, choose_snapshot
+from sidecar.engine.restores.choice import LATEST, choose_manifest
 from sidecar.engine.restores.placement import SnapshotUpload, ask_first, place_directly, place_through_sidecar
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
 from sidecar.engine.restores.sign import announce_first_start
+from sidecar.engine.restores.source import SnapshotSource, open_source
 from sidecar.engine.restores.unsaved import SaveFirst
 from sidecar.engine.sandbox.identity import build_absence_error, describe_absence
 from sidecar.engine.sandbox.links import RELAYED, NotDirect
 from sidecar.engine.sandbox.presence import clean_up, connect, is_clean_after, keep_alive
 from sidecar.errors import BadAnswer, LimitExceeded, NotSavedFirst, ProgramFailed, SidecarError
 from sidecar.format.protocol import RestoreAnswer
-from sidecar.host.files import open_spool
 from sidecar.ports import Sandbox
 from sidecar.receipts import Reason, RestoreOutcome, RestoreReceipt
 from sidecar.store.repository import Survey
@@ -33,8 +33,11 @@ than the upload."""
 LOST = "The sandbox's answer was lost ({problem}), but asked again it says that everything is in place."
 
 
-async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> RestoreReceipt:
-    """Restore a memory into ``sandbox``: staged, verified, then swapped in place. Return the receipt.
+async def restore(
+    engine: Engine, sandbox: Sandbox, request: RestoreRequest, source: SnapshotSource | None = None
+) -> RestoreReceipt:
+    """Restore a memory into ``sandbox``: staged, verified, then swapped in place. Return the receipt. Restores of the same
+    request into several sandboxes share a ``source``.
 
     Files that no snapshot has are exported first. A sandbox that has the latest snapshot, or is ahead of it, is left as
     it is. Raise a ``SidecarError`` if nothing could be tried. The outcome ``incomplete`` means that the sandbox
@@ -42,15 +45,23 @@ async def restore(engine: Engine, sandbox: Sandbox, request: RestoreRequest) -> 
     """
     check_brief(engine, request)
     await engine.repository.check_new_memory(request.memory)
+    if request.only:
+        from sidecar.engine.restores.part import check_only  # late: most restores are of all of it
+
+        check_only(request.only, request.mode, engine.layouts)
+        request = replace(request, read_only=True)
     counted = CountedSandbox(sandbox, engine.progress)
     run = RestoreRun(engine=engine, target=sandbox, sandbox=counted, request=request, started=time.monotonic())
     try:
-        if engine.direct:
+        if engine.direct and source is None and not request.only:
             try:
                 return await _restore_from_bucket(run)
             except NotDirect as reason:
                 run.warnings = [RELAYED.format(reason=reason)] if str(reason) else []
-        return await _restore_through_sidecar(run)
+        if source is not None:
+            return await _restore_through_sidecar(run, source)
+        async with open_source(engine, request) as own:
+            return await _restore_through_sidecar(run, own)
     except (ProgramFailed, LimitExceeded, NotSavedFirst) as problem:
         return run.receipt(RestoreOutcome.INCOMPLETE, reason=Reason(code=problem.code, message=problem.message))
 
@@ -73,33 +84,29 @@ async def _restore_from_bucket(run: RestoreRun) -> RestoreReceipt:
     return run.receipt(RestoreOutcome.COMPLETE, answer)
 
 
-async def _restore_through_sidecar(run: RestoreRun) -> RestoreReceipt:
-    """Fetch the snapshot to this machine and upload it to the sandbox."""
-    engine, request = run.engine, run.request
-    async with open_spool() as run.scratch:
-        engine.progress.step("fetching the snapshot")
-        presence, choice = await gather(
-            connect(run.sandbox),
-            choose_snapshot(engine.repository, request.memory, request.snapshot, run.scratch),
-        )
-        if choice is None:
-            return await _finish_empty(run)
-        run.warnings += choice.warnings
-        manifest = choice.fetched.manifest
-        await _read_declined(run, choice.survey)
-        run.begin(manifest, choice.survey, choice.keep, choice.head, choice.store)
-        if engine.reached is not None:
-            await engine.reached(manifest.snapshot)
-        await prepare_brief(run, choice.fetched)
-        parcel = SnapshotUpload(choice.fetched)
-        first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
+async def _restore_through_sidecar(run: RestoreRun, source: SnapshotSource) -> RestoreReceipt:
+    """Upload the snapshot that was fetched to this machine to the sandbox."""
+    engine, request, run.scratch = run.engine, run.request, source.spool
+    presence, supply = await gather(connect(run.sandbox), source.get())
+    choice = supply.choice
+    if choice is None:
+        return await _finish_empty(run)
+    run.warnings += choice.warnings
+    manifest, run.part = supply.snapshot.fetched.manifest, supply.snapshot.part
+    await _read_declined(run, choice.survey)
+    run.begin(manifest, choice.survey, choice.keep, choice.head, choice.store)
+    if engine.reached is not None:
+        await engine.reached(manifest.snapshot)
+    await prepare_brief(run, supply.snapshot.fetched)
+    parcel = SnapshotUpload(supply.snapshot)
+    first = [ask_first] if request.in_use and parcel.size >= ASK_FROM else []
 
-        def placing() -> Awaitable[RestoreAnswer]:
-            return first.pop()(run) if first else place_through_sidecar(run, parcel)
+    def placing() -> Awaitable[RestoreAnswer]:
+        return first.pop()(run) if first else place_through_sidecar(run, parcel)
 
-        async with keep_alive(run, presence):
-            answer = await _place_after_saving(run, placing)
-            await put_by_shell(run, answer)
+    async with keep_alive(run, presence):
+        answer = await _place_after_saving(run, placing)
+        await put_by_shell(run, answer)
     if choice.problems and answer.status != "kept":
         run.wanted = choice.wanted
         instead = INSTEAD.format(snapshot=manifest.snapshot, wanted=choice.wanted, problems=choice.problems)

@@ -41,7 +41,7 @@ from sidecar.format.protocol import (
 from sidecar.format.roots import get_root, get_stem
 from sidecar.host.values import dataclass
 from sidecar.policy.limits import CODES
-from sidecar.program.notes import LONGEST_LINEAGE, MOST_ROOTS, MOST_TOLD
+from sidecar.program.notes import LONGEST_LINEAGE, MOST_PATTERNS, MOST_ROOTS, MOST_TOLD
 from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
@@ -62,6 +62,7 @@ BOUNDS: dict[type, dict[str, int]] = {
         "others": MOST_TOLD,
         "noted": MOST_NOTED,
         "not_taken": MOST_ROOTS,
+        "part": MOST_PATTERNS,
         "databases_not_taken": MOST_DATABASES,
         "counted": MOST_DATABASES,
     },
@@ -79,6 +80,7 @@ HINTS = {
     "tar-failed": "Look at what it names, or put a python3 into the sandbox. The head did not move.",
     "unreadable": "Run the sandbox's commands as the user who owns the memory.",
     "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
+    "other-part": "Use a fresh sandbox for a worker, or say --discard. What is there is as it was.",
     "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",
     "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
     "root-outside": "Put it into the sandbox's home, name the folder with --project, or allow it: [service] local_roots in the"

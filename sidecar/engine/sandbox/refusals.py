@@ -24,6 +24,7 @@ REFUSALS = {
     "no-tar": "Without Python in the sandbox: a tool that is needed instead is not there either.",
     "other-protocol": "The program in the sandbox is of another version than the sidecar that asks it.",
     "os-error": "The operating system of the sandbox refused something; the message has its words.",
+    "other-part": "A part of a memory was to be restored where there is more of it, another part, or another memory.",
     "plugin-older": "The program whose memory this is is older in the sandbox than in the snapshot.",
     "project-missing": "A folder named with `--project` is not there.",
     "root-outside": "A root of the memory leads out of a local sandbox.",

@@ -169,9 +169,12 @@ done
 { ( cd "$work/stage" && tar -cf - . ) 2>"$problems" || : > "$work/untarred"; } | gzip -1 > "$work/bundle" 2>"$work/unpacking" || fail disk-full "$(cat "$work/unpacking")"
 [ ! -e "$work/untarred" ] || fail tar-failed "$(head -n 1 "$problems")"
 rm -rf "$work/stage"
-# A sandbox that was restored to be read notes its snapshots elsewhere.
-if [ -f "$cache/$key/read-lineage" ]; then history=read-lineage reader=true; else history=lineage reader=false; fi
-lineage=$(sed -n '1!G;h;$p' "$cache/$key/$history" 2>/dev/null | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
+# A sandbox that was restored to be read notes its snapshots elsewhere, and one that has a part of the memory below its patterns.
+part=""
+if [ -f "$cache/$key/read-lineage" ]; then history=read-lineage reader=true
+elif [ -f "$cache/$key/lineage" ] || [ ! -f "$cache/$key/part-lineage" ]; then history=lineage reader=false
+else history=part-lineage reader=true part="\"$(escaped "$(head -n 1 "$cache/$key/part-lineage")")\""; fi
+lineage=$(sed -n '/^[0-9A-Za-z-]\{1,64\}$/p' "$cache/$key/$history" 2>/dev/null | sed -n '1!G;h;$p' | head -n 100 | sed 's/.*/"&"/' | tr '\n' ',' | sed 's/,$//')
 printf '%s\n' "$snapshot" >> "$cache/$key/$history"
 # What was noted of the memories here, as it is: the sidecar looks whether it makes sense, and has new notes written.
 noted="" notes=0
@@ -184,5 +187,5 @@ done
 rm -f "$cache/$key"/index-*
 printf '%s' "$snapshot" > "$work/keep"
 sum=$( (sha256sum "$work/bundle" 2>/dev/null || shasum -a 256 "$work/bundle" 2>/dev/null) | cut -d' ' -f1)
-printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","user":"%s","lineage":[%s],"reader":%s,"noted":[%s],"folders":{%s},"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"warnings":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
-    "$nonce" "$echo_back" "$(escaped "$HOME")" "$(escaped "$(id -un 2>/dev/null || printf %s "${USER-}")")" "$lineage" "$reader" "$noted" "$folders" "$found" "$rows" "$skipped" "$more" "$told" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"
+printf '\nmemory-sidecar %s begin\n{"status":"tarball",%s,"home":"%s","user":"%s","lineage":[%s],"reader":%s,"part":[%s],"noted":[%s],"folders":{%s},"roots":[%s],"databases":[%s],"skipped":[%s],"skipped_more":%d,"warnings":[%s],"bundle":{"path":"%s","bytes":%d,"sha256":"%s"}}\nmemory-sidecar %s end\n' \
+    "$nonce" "$echo_back" "$(escaped "$HOME")" "$(escaped "$(id -un 2>/dev/null || printf %s "${USER-}")")" "$lineage" "$reader" "$part" "$noted" "$folders" "$found" "$rows" "$skipped" "$more" "$told" "$(escaped "$work/bundle")" "$(($(wc -c < "$work/bundle")))" "$sum" "$nonce"

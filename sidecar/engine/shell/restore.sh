@@ -2,9 +2,10 @@
 # The preamble defines nonce, echo_back (JSON), turn_wait, notes (the beginning of a JSON object), sandbox, conversation, key, snapshot, bundle, bytes, mode, roots and,
 # for each root N: name_N, folder_N, needed_N (a file a line), the words by which look finds its files, yields_N (files that never
 # replace one that is there), and, for one that waits until a folder is there, waits_N and waiting_N (JSON). And of what is there:
-# stored, heads and keep (snapshots of this memory), saved, discard and reader (yes, or nothing), aside_bytes and aside_name.
+# stored, heads and keep (snapshots of this memory), saved, discard and reader (yes, or nothing), only (JSON, for a part of the memory),
+# aside_bytes and aside_name.
 # The bundle has the files and folders in new/NAME, for each root NAME.wanted (a folder and its mode a line, in the order to make them),
-# and sums and odd: what sha256sum takes, and the same for names that not every sha256sum reads.
+# for a part NAME.part (what sed leaves of the names that are in it), and sums and odd: what sha256sum takes, and the same for names that not every sha256sum reads.
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/memory-sidecar"
 umask 022
 escaped() { printf '%s' "$1" | sed 's/[\\"]/\\&/g' | tr '\001-\037' ' '; }
@@ -36,12 +37,12 @@ say_ready() { # whether all was kept, how many files there are
     drop_brief
     [ "$key" != ready.json ] || return 0
     ( umask 077; printf '{"outcome":"complete",%s,"sandbox":"%s","conversation":"%s","kept":%s,"read_only":%s,"files":%s,"time":"%s"}\n' \
-        "$echo_back" "$(escaped "$sandbox")" "$(escaped "$conversation")" "$1" "$([ -n "$reader" ] && echo true || echo false)" "$2" "$(date -u +%Y-%m-%dT%H:%M:%SZ 2>/dev/null)" \
+        "$echo_back" "$(escaped "$sandbox")" "$(escaped "$conversation")" "$1" "$([ -n "$reader" ] && echo true || echo false)$(printf '%s' "$only" | sed 's/^{\(.*\)}$/,\1/')" "$2" "$(date -u +%Y-%m-%dT%H:%M:%SZ 2>/dev/null)" \
         > "$ready.new" ) && mv -f "$ready.new" "$ready"
 }
 # The snapshots that the memory with this key was restored from and exported to, newest first.
 lineage_of() {
-    for file in "$cache/$1/read-lineage" "$cache/$1/lineage"; do
+    for file in "$cache/$1/read-lineage" "$cache/$1/lineage" "$cache/$1/part-lineage"; do
         if [ -f "$file" ]; then sed -n '/^[0-9A-Za-z-]\{1,64\}$/p' "$file" | tail -n 100 | sed -n '1!G;h;$p'; return; fi
     done
 }
@@ -64,7 +65,7 @@ late=$(sed -n 's/.*"withheld": *\[\([^]]*\)\].*/\1/p' "$cache/$key/notes" 2>/dev
 owner="" newest="" origin="" there=0
 [ -z "$(lineage_of "$key")" ] || owner=$key
 if [ -z "$owner" ]; then
-    for file in $(cd "$cache" 2>/dev/null && ls -t */read-lineage */lineage 2>/dev/null); do owner=${file%/*}; break; done
+    for file in $(cd "$cache" 2>/dev/null && ls -t */read-lineage */lineage */part-lineage 2>/dev/null); do owner=${file%/*}; break; done
 fi
 for one in $(lineage_of "$key"); do
     case " $stored " in *" $one "*) newest=${newest:-$one} ;; esac
@@ -85,9 +86,15 @@ done
 # What changed cannot be told without Python. A sandbox that holds the snapshot is left as it is, unless all of a root is gone,
 # or something that the memory cannot do without.
 was_reader=""
-[ ! -f "$cache/$key/read-lineage" ] || was_reader=yes
+part_of() { [ -f "$cache/$1/lineage" ] || [ -f "$cache/$1/read-lineage" ] || head -n 1 "$cache/$1/part-lineage" 2>/dev/null; }
+was_part=$(part_of "$key") owner_part=$(part_of "$owner")
+[ ! -f "$cache/$key/read-lineage" ] && [ -z "$was_part" ] || was_reader=yes
+# A part takes the place of nothing else, as that would not be exported any more.
+if [ -n "$only" ] && [ -z "$discard" ] && [ -n "$owner" ] && [ "$there" -gt 0 ]; then
+    [ "$owner" = "$key" ] && [ "$only" = "$was_part" ] || fail other-part "This sandbox holds more than this part, another part, or another memory: a part cannot take its place, as nothing else would be exported from here any more."
+fi
 if [ "$mode" = replace ] && [ -z "$discard$saved" ] && [ "$there" -gt 0 ]; then
-    if [ -n "$origin" ] && [ "$ahead" = yes ] && [ "$reader" = "$was_reader" ]; then
+    if [ -n "$origin" ] && [ "$ahead" = yes ] && [ "$reader" = "$was_reader" ] && [ "$only" = "$was_part" ]; then
         told=""
         [ "$newest" = "$origin" ] || told=",\"warnings\":[\"What was exported from here since then ($newest) is stored beside the head.\"]"
         case " $keep " in *" $origin "*) leave; say_ready true "$there"; answer kept ",\"holds\":\"$origin\",\"files\":$there,\"withheld\":[$withheld]$told"; exit 0 ;; esac
@@ -134,6 +141,8 @@ broken() {
     stages="" # what was there is still in them: the next run tries again
     fail swap-failed "$1 It could not be undone, either: see $swap."
 }
+# Of the names in a list, those in the part that is restored.
+inside() { if [ -f "$unpacked/$name.part" ]; then sed -E -f "$unpacked/$name.part"; else cat; fi; }
 total() { sum=0; while read -r size; do sum=$((sum + size)); done; printf '%s' "$sum"; }
 # What goes, and what of that is kept: all of it where nothing was saved, else what was written since.
 kept=0 kept_bytes=0
@@ -145,8 +154,8 @@ for root in $roots; do
     [ -d "$unpacked/new/$name" ] && [ -d "$folder" ] && [ "$mode" = replace ] || continue
     odd=$(cd "$folder" && look select "$root" -path "*$unit*" -print | head -n 1)
     [ -z "$odd" ] || fail in-the-way "$folder/${odd#./} has a character in its name with which it can only be moved where there is a python3."
-    ( cd "$folder" && look select "$root" -print0 ) | names > "$unpacked/$name.old"
-    ( cd "$folder" && look folders "$root" ! -path "*$unit*" -print0 ) | names | sort -r > "$unpacked/$name.folders"
+    ( cd "$folder" && look select "$root" -print0 ) | names | inside > "$unpacked/$name.old" || fail swap-failed "This sandbox cannot tell what is in the part."
+    ( cd "$folder" && look folders "$root" ! -path "*$unit*" -print0 ) | names | inside | sort -r > "$unpacked/$name.folders"
     # A database's old log would spoil the new database.
     ( cd "$unpacked/new/$name" && find . -type f -print0 ) | names | while IFS= read -r line; do
         real "$line"
@@ -154,7 +163,8 @@ for root in $roots; do
     done >> "$unpacked/$name.old"
     sort -u "$unpacked/$name.old" -o "$unpacked/$name.old"
     [ -z "$discard" ] || continue
-    if [ -n "$saved" ] && [ -f "$cache/.exported" ]; then
+    # Where there was only a part of the memory, only that was saved.
+    if [ -n "$saved" ] && [ -z "$owner_part" ] && [ -f "$cache/.exported" ]; then
         while IFS= read -r line; do
             real "$line"
             [ -z "$( ( cd "$folder" && find "$file" -newer "$cache/.exported" -print ) 2>/dev/null)" ] || printf '%s\n' "$line"
@@ -170,7 +180,7 @@ done
 folders=""
 displaced=""
 if [ "$mode" = replace ] && [ "$owner" != "$key" ] && [ "$there" -gt 0 ]; then displaced=$owner; fi
-if [ -n "$reader" ]; then history=read-lineage; else history=lineage; fi
+if [ -n "$only" ]; then history=part-lineage; elif [ -n "$reader" ]; then history=read-lineage; else history=lineage; fi
 version=""
 [ -z "$(cat "$unpacked"/*.old 2>/dev/null | tr -cd '\037')" ] || version="2 "
 {
@@ -220,7 +230,7 @@ done
 (
     umask 077
     mkdir -p "$cache/$key" && rm -f "$cache/$key/$history.new" "$cache/$key/notes.new" || exit 1
-    printf '%s\n' "$snapshot" > "$cache/$key/$history.new" && printf '%s,"roots":{%s},"withheld":[%s]}' "$notes" "$folders" "$apart" > "$cache/$key/notes.new"
+    printf '%s\n' ${only:+"$only"} "$snapshot" > "$cache/$key/$history.new" && printf '%s,"roots":{%s},"withheld":[%s]}' "$notes" "$folders" "$apart" > "$cache/$key/notes.new"
 ) || broken "$cache/$key cannot be written to."
 mv -f "$swap" "$swap.done" || broken "$swap cannot be renamed."
 finish

@@ -21,6 +21,7 @@ from sidecar.format.roots import split_number, strip_below
 from sidecar.host.values import dataclass
 from sidecar.layouts import CoveredRules, Layout, RootSpec
 from sidecar.program.capture.walk import SQLITE_TAILS
+from sidecar.program.notes import encode_part
 
 MOST_KNOWN = 40
 """How many projects of the head are looked for at most, since the length of a command is limited."""
@@ -125,6 +126,7 @@ def build_restore_script(question: RestoreQuestion, roots: list[Target], bundle:
         ("saved", "yes" if question.saved else ""),
         ("discard", "yes" if question.discard else ""),
         ("reader", "yes" if question.read_only else ""),
+        ("only", encode_part(question.part) if question.part else ""),
         ("aside_bytes", str(question.set_aside_bytes)),
         ("aside_name", f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{question.snapshot}"),
     ):
@@ -156,6 +158,7 @@ def _begin_notes(question: RestoreQuestion) -> str:
         "machine": told.machine,
         "conversation": told.conversation,
         "reader": question.read_only,
+        "label": told.label,
     }
     return json.dumps(notes)[:-1]
 

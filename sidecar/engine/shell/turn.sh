@@ -82,11 +82,11 @@ settle() {
     case "$whose$before" in */*) return 1 ;; esac
     rm -f "$cache/$whose"/index-*
     if [ -f "$cache/$whose/$history.new" ]; then
-        rm -f "$cache/$whose/lineage" "$cache/$whose/read-lineage"
+        rm -f "$cache/$whose/lineage" "$cache/$whose/read-lineage" "$cache/$whose/part-lineage"
         mv -f "$cache/$whose/$history.new" "$cache/$whose/$history" || return 1
     fi
     [ ! -f "$cache/$whose/notes.new" ] || mv -f "$cache/$whose/notes.new" "$cache/$whose/notes" || return 1
-    [ -z "$before" ] || rm -f "$cache/$before/lineage" "$cache/$before/read-lineage" "$cache/$before/notes"
+    [ -z "$before" ] || rm -f "$cache/$before/lineage" "$cache/$before/read-lineage" "$cache/$before/part-lineage" "$cache/$before/notes"
     case "$from" in /tmp/memory-sidecar-*/*) return 0 ;; /tmp/memory-sidecar-*.unpacked) ;; *) return 0 ;; esac
     while read -r name folder; do
         case "$name/$folder/" in */../*) return 1 ;; esac

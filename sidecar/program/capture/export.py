@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import time
 from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from sidecar.format import index
-from sidecar.format.patterns import is_secret
+from sidecar.format.patterns import PathSet, is_secret
 from sidecar.format.protocol import MOST_DATABASES, ExportAnswer, ExportQuestion, FoundRoot, Rules
 from sidecar.format.roots import get_root, get_stem
 from sidecar.program import cache, notes
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 WAITS = "waits for its restore"
 TOO_LARGE = "larger than limits.file_bytes"
 GAVE_WAY = "another one was here when the memory was restored"
+OUTSIDE = "outside the part of the memory that was restored here"
+PARTIAL = "Only a part of the memory was restored here. What is outside of it was not taken (paths: %d)."
 MOST_WARNINGS = 100
 
 
@@ -76,9 +79,15 @@ class Export:
         ]
         self.withheld = frozenset(self.noted.withheld if self.noted is not None else ())
         """Roots that were not restored because their projects were missing: what the base has of them stays."""
+        self.part = PathSet(notes.read_part(scratch.memory))
+        """The paths that were restored, if that was only a part: nothing else is exported."""
+        self.outside = 0
         self.lineage = cache.find_lineage(scratch.memory, question.known)
         usable = bool(self.lineage) and self.lineage[0] not in unusable
         self.base = cache.load_base(scratch.memory, self.lineage) if usable else None
+        rows = self.base.entries.items() if self.base is not None and self.part else ()
+        self.above = {path for path, row in rows if row[0][index.TYPE] == index.DIR}
+        """The folders of the base, which are those above the part too."""
         self.rules = hashlib.sha256(json.dumps(self.layouts, sort_keys=True).encode()).hexdigest()
         self.policy = question.privacy.policy
         self.looked_at = self.base is not None and self.base.policy == self.policy
@@ -149,7 +158,7 @@ class Export:
         if screened is not None and screened.report.refused:
             self.taking.bundle.abandon()
             return self._build_answer("refused")
-        if self.base is not None and not self.looked_at and not self.stays[1]:
+        if self.base is not None and not self.looked_at and not self.stays[1] and not self.part:
             if (screened is not None and screened.took) or any(map(is_secret, gone)):
                 raise BaseUnusable
         if self.base is not None and not self.taking.changes and not gone:
@@ -194,7 +203,16 @@ class Export:
     def _walk(self, steady: UnchangedFiles | None) -> list[FoundPath]:
         """Walk all roots, without files that are over the size limit."""
         found = (one for root in self.roots for one in walk(root, self.taking.skipped, self.fit.most_found, steady))
-        return [one for one in found if not self._is_too_large(one)]
+        return [one for one in found if self._is_in_part(one) and not self._is_too_large(one)]
+
+    def _is_in_part(self, found: FoundPath) -> bool:
+        """Return whether a path is exported, if only a part of the memory is here. Files that are not are reported."""
+        if not self.part or self.part.has(found.path) or found.path in self.above:
+            return True
+        if not stat.S_ISDIR(found.status.st_mode):
+            self.taking.skipped.add(found.path, OUTSIDE)
+            self.outside += 1
+        return False
 
     def _is_too_large(self, found: FoundPath) -> bool:
         """Return whether a file is left out because of its size alone; it is reported."""
@@ -253,7 +271,7 @@ class Export:
     def _name_policy(self) -> str:
         """Return the policy under which all entries were scrubbed; "" if some stay from a base that was scrubbed under
         another one."""
-        return self.policy if self.looked_at or not self.stays[1] else ""
+        return self.policy if self.looked_at or not (self.stays[1] or self.part) else ""
 
     def _finish(self, gone: list[str]) -> ExportAnswer:
         """Complete the bundle and return the answer that describes it."""
@@ -299,6 +317,7 @@ class Export:
             base=self.base.snapshot if self.base is not None else "",
             lineage=self.lineage,
             reader=notes.is_reader(self.scratch.memory),
+            part=self.part.patterns,
             files=sum(row[0][index.TYPE] == index.FILE for row in taking.entries.values()),
             bytes=taking.total,
             roots=[FoundRoot(root.name, root.layout["name"], root.hint) for root in self._list_held_roots()],
@@ -313,6 +332,8 @@ class Export:
         )
         if taking.screened is not None:
             taking.screened.report.tell(answer)
+        if self.outside:
+            answer.warnings.append(PARTIAL % self.outside)
         if self.dropped:
             from sidecar.program.limits.trim import describe_dropped
 

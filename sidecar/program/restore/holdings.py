@@ -59,6 +59,8 @@ class Holding(NamedTuple):
     memory: str = ""
     sandbox: str = ""
     reader: bool = False
+    part: Sequence[str] = ()
+    """The patterns of the part of it that is here; empty: all of it."""
     noted: float = 0.0
     """When it was last restored or exported."""
 
@@ -112,15 +114,15 @@ def find_holdings(scratch: Scratch, question: RestoreQuestion, roots: List[Root]
         holding = Holding(name, folder, snapshots, known, sure, base, noted.roots if noted else None)
         if noted is not None:
             holding = holding._replace(memory=noted.memory, sandbox=noted.sandbox)
-        found.append(holding._replace(reader=notes.is_reader(folder), noted=_read_noted_time(folder)))
+        reader, part = notes.is_reader(folder), notes.read_part(folder)
+        found.append(holding._replace(reader=reader, part=part, noted=_read_noted_time(folder)))
     return found
 
 
 def _read_noted_time(folder: str) -> float:
     """Return when the memory was last restored or exported; 0 if that is not known."""
     try:
-        name = notes.LINEAGE_OF_READER if notes.is_reader(folder) else notes.LINEAGE
-        return places.read_status(os.path.join(folder, name)).st_mtime
+        return places.read_status(notes.locate_lineage(folder)).st_mtime
     except OSError:
         return 0.0
 
@@ -199,7 +201,7 @@ class Holdings:
         becomes the head by itself.
         """
         own = self.own
-        if own is None or self.origin not in self._question.keep:
+        if own is None or self.origin not in self._question.keep or list(own.part) != self._question.part:
             return False
         base = cache.load_base(own.folder, own.stored)
         exported = own.stored[0] != self.origin

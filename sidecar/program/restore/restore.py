@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Callable
 
 from sidecar.format import index
 from sidecar.format.index import list_folders, merge_indexes
+from sidecar.format.patterns import PathSet
 from sidecar.format.protocol import (
     FoundDatabase,
     FoundRoot,
@@ -45,6 +46,9 @@ from sidecar.program.worker.worker import wait_until_drained
 
 WORKER_SECONDS = 15.0
 LONGEST_SETTINGS = 16 << 20
+WHOLE = (
+    "This sandbox holds %s: a part of %s cannot take its place, as nothing else would be exported from here any more."
+)
 REPLACED = "What was exported from here last (%s) never became the head, and is not here any more: it stands beside it."
 
 
@@ -73,6 +77,8 @@ class Restore:
         self.old: list[OldFile] = []
         """Of what is here, what the snapshot's own rules covered: that is removed."""
         self.covers = Coverage(question.covered)
+        self.part = PathSet(question.part)
+        """The paths that are restored, if that is only a part; nothing else is touched."""
         self.old_folders: list[str] = []
         self.aside = set_aside.SetAside(scratch, question.snapshot, question.set_aside_bytes)
         self.movable: dict[str, bool] = {}
@@ -82,6 +88,7 @@ class Restore:
     def run(self) -> RestoreAnswer:
         """Restore and return the answer, with status "complete", "kept", "unsaved" or "clear"."""
         self._find_old()
+        self._check_part()
         if self._keeps_all():
             return self._leave_as_is()
         unsaved = self._answer_unsaved()
@@ -152,9 +159,27 @@ class Restore:
         self.here, self.old_folders = [], []
         for root in [] if self.seed else self.roots:
             here, folders = self.holdings.look(root)
+            if self.part:
+                here = [one for one in here if self.part.has(one.found.path)]
+                names = {folder: os.path.relpath(folder, root.folder) for folder in folders}
+                folders = [folder for folder in folders if self.part.has(root.name + "/" + names[folder])]
             self.here += here
             self.old_folders += folders
         self.old = [one for one in self.here if self._must_go(one.found)]
+
+    def _check_part(self) -> None:
+        """Raise Refusal if a part is to be restored where there is more, or another part: the notes would then say that
+        only this part is looked after here, and what was written elsewhere would never be saved."""
+        if not self.part or self.question.discard:
+            return
+        own = self.holdings.own
+        if own is not None and own.lineage and list(own.part) != self.question.part:
+            raise Refusal(
+                "other-part", WHOLE % ("another part of it" if own.part else "all of it", self.question.memory)
+            )
+        owners = [one for root in self.roots for one, _ in self.holdings.list_owners(root) if one is not own]
+        if owners:
+            raise Refusal("other-part", WHOLE % (owners[0].memory or "another memory", self.question.memory))
 
     def _must_go(self, found: FoundPath) -> bool:
         """Return whether a file in this sandbox is removed: not if the snapshot's rules did not cover it, nor if the
@@ -396,7 +421,9 @@ class Restore:
             swap.put(staged[path].place if entry.type == index.FILE else self._stage_link(entry, len(placed)), place)
             placed.append(path)
         displaced = () if self.seed else tuple(self.holdings.displaced(self.roots))
-        swap.noted = PendingNotes(self.question.snapshot, self.question.read_only, displaced, self._build_notes())
+        swap.noted = PendingNotes(
+            self.question.snapshot, self.question.read_only, displaced, self._build_notes(), self.question.part
+        )
         return placed
 
     def _plan_removals(self, swap: Swap, entries: dict[str, index.Entry]) -> None:
@@ -510,7 +537,7 @@ class Restore:
             project_folders.write_folder_names(
                 self.scratch.memory, {root.name: root.keys for root in self.roots if root.keys.known}
             )
-        cache.write_restored(self.scratch.memory, base, self.question.read_only)
+        cache.write_restored(self.scratch.memory, base, self.question.read_only, self.question.part)
         self._write_notes()
 
     def _write_notes(self) -> None:

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from sidecar.format.refusal import Refusal
 from sidecar.program import notes, places
@@ -25,6 +25,7 @@ from sidecar.program.places import Containment
 LONGEST_JOURNAL = 1 << 30
 SET_ASIDE = "set-aside"
 CHANGED = "memory-changed"
+PART = "part"
 
 
 class PendingNotes:
@@ -36,9 +37,11 @@ class PendingNotes:
         reader: bool = False,
         displaced: Tuple[str, ...] = (),
         memory: Optional[notes.Notes] = None,
+        part: Sequence[str] = (),
     ) -> None:
         self.snapshot = snapshot
         self.reader = reader
+        self.part = part
         self.displaced = displaced
         """Cache folders of memories from which something was taken."""
         self.memory = memory
@@ -164,7 +167,9 @@ class Swap:
             "made": self._made,
             "moves": self._moves,
             "snapshot": self.noted.snapshot,
-            "reader": self.noted.reader,
+            # A version that does not know parts finds no truth value here, and refuses the journal.
+            "reader": PART if self.noted.part else self.noted.reader,
+            "part": list(self.noted.part),
             "displaced": list(self.noted.displaced),
             "notes": self.noted.memory and self.noted.memory.as_dict(),
         }
@@ -223,9 +228,11 @@ def _step_aside(place: str, memory: str) -> None:
 
 def _write_pending_notes(plan: Dict[str, Any], memory: str) -> None:
     """Record what is in place now, unless the run that put it there did."""
-    snapshot, reader = plan.get("snapshot", ""), plan.get("reader", False)
-    if snapshot and (notes.read_lineage(memory) != [snapshot] or notes.is_reader(memory) != reader):
-        notes.write_lineage(memory, [snapshot], reader)
+    snapshot, part = plan.get("snapshot", ""), plan.get("part", [])
+    reader = bool(plan.get("reader", False))
+    kind = notes.is_reader(memory), notes.read_part(memory)
+    if snapshot and (notes.read_lineage(memory) != [snapshot] or kind != (reader, part)):
+        notes.write_lineage(memory, [snapshot], reader, part)
     noted = notes.parse_value(plan.get("notes"))
     if noted is not None and notes.read(memory) != noted:
         notes.write(memory, noted)
@@ -274,9 +281,10 @@ def _check_noted(plan: Dict[str, Any]) -> None:
     snapshot, displaced = plan.get("snapshot", ""), plan.get("displaced", [])
     if snapshot and not notes.SNAPSHOT.match(snapshot):
         raise ValueError("no snapshot")
-    if not isinstance(plan.get("reader", False), bool) or any(
-        "/" in name or name in ("", ".", "..") for name in displaced
-    ):
+    reader, part = plan.get("reader", False), plan.get("part", [])
+    if part and (reader != PART or notes.parse_part(notes.encode_part(part).encode("ascii")) != part):
+        raise ValueError("no part")
+    if (not part and not isinstance(reader, bool)) or any("/" in name or name in ("", ".", "..") for name in displaced):
         raise ValueError("no memories")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sidecar.engine.sandbox.refusals import REFUSALS
 from sidecar.errors import SidecarError
-from sidecar.policy.limits import CODES, REASONS
+from sidecar.policy.limits import CODES, PARTIAL, REASONS
 from sidecar.policy.review import REVIEW_REASONS
 from sidecar.search.upkeep import HeadKeepsMoving
 from sidecar.store.encryption.opening import KeysLost
@@ -24,7 +24,7 @@ OVER_HTTP = {
     "too-many-connections": "As many connections are open as may be.",
 }
 """The codes of what is wrong with a request itself, for which there is no class of error."""
-BESIDE_THE_HEAD = ("diverged", "read-only")
+BESIDE_THE_HEAD = ("diverged", "read-only", PARTIAL)
 """Why an export that no guard objected to is not the head."""
 ELSEWHERE = ("sidecar.cli", "sidecar.client")
 """Rooms whose errors a service does not have."""

@@ -34,6 +34,8 @@ from sidecar.models.answers import (
     Pinned,
     Problem,
     RestoreOperation,
+    Restores,
+    SandboxRestore,
     SandboxStanding,
     Size,
     Snapshot,
@@ -226,6 +228,14 @@ EVENT = Event(
     },
 )
 
+GONE = Problem(
+    status=410,
+    title="Sandbox gone",
+    detail="The sandbox e2b:i9x4c2v7b1n8m3q6w5e0r is gone.",
+    code="sandbox-gone",
+    hint="Start a new sandbox.",
+)
+
 BRIEF_TEXT = """<!-- memory-sidecar brief -->
 # What to read first: `acme/agent-7`
 
@@ -250,6 +260,15 @@ EXAMPLES: dict[str, Any] = {
         requests.StartBody(on="e2b:base", metadata={"team": "docs"}, timeout=3600),
         EXPORTED,
         RESTORED,
+        Restores(
+            memory=MEMORY,
+            complete=False,
+            sandboxes=[
+                SandboxRestore(sandbox=SANDBOX, receipt=RESTORED),
+                SandboxRestore(sandbox="e2b:i9x4c2v7b1n8m3q6w5e0r", problem=GONE),
+            ],
+        ),
+        SandboxRestore(sandbox=SANDBOX, receipt=RESTORED),
         OPERATION,
         ENDED,
         Attached(attachment=ATTACHMENT, restored=RESTORED),

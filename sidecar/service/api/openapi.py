@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from sidecar import receipts
 from sidecar.host.field_docs import read_field_docs
 from sidecar.models import answers, records, requests
-from sidecar.models.answers import Event, Problem
+from sidecar.models.answers import Event, Problem, Restores
 from sidecar.policy.limits import REASONS
 from sidecar.service.api.codes import list_problem_codes, list_reason_codes
 from sidecar.service.api.examples import add_examples
@@ -59,13 +59,15 @@ def build_openapi(app: FastAPI) -> Json:
 
 
 def _add_schemas(schemas: Json) -> None:
-    """Add the schemas that no route names by a type: problems, and the events of the stream."""
-    kinds = [Problem, Event, *DETAILS]
+    """Add the schemas that no route names by a type: problems, the events of the stream, and what came of several
+    restores."""
+    kinds = [Problem, Event, Restores, *DETAILS]
     made, others = TypeAdapter.json_schemas(
         [(kind, "serialization", TypeAdapter(kind)) for kind in kinds], ref_template=REF
     )
     for name, schema in others.get("$defs", {}).items():
         schemas.setdefault(name, schema)
+    schemas.setdefault(Restores.__name__, made[Restores, "serialization"])
     event = schemas.pop(Event.__name__)
     _complete_schema(event, Event)
     union = []

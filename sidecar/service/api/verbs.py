@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Any
 
@@ -9,17 +11,19 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from sidecar.engine import ExportRequest, RestoreRequest
-from sidecar.models.answers import ExportOperation, Problem, RestoreOperation
+from sidecar.errors import AccessDenied, UsageError
+from sidecar.models.answers import ExportOperation, Problem, RestoreOperation, Restores, SandboxRestore
 from sidecar.models.requests import AttachBody, ExportBody, RestoreBody, StartBody
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.service.access.grants import Caller, Verb
-from sidecar.service.access.visibility import HIDDEN, may_see_operation, veil_receipt
+from sidecar.service.access.visibility import HIDDEN, may_see_operation, veil_receipt, veil_restore
 from sidecar.service.api.access import Scope, get_caller, needs
 from sidecar.service.api.paths import MemoryId
 from sidecar.service.api.problems import build_answer, build_problem, document_problems
 from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import Operation, Receipt
+from sidecar.service.restores import GroupRequest, RestoreGroup, SandboxResult
 from sidecar.service.sandboxes import SandboxTarget
 
 router = APIRouter(prefix="/v1", tags=["verbs"])
@@ -39,6 +43,13 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
     202: {
         "description": "Accepted, with `wait` false. The body is the operation; `Location` is where to ask for it again.",
         "headers": {"Location": {"description": "The operation's address.", "schema": {"type": "string"}}},
+    }
+}
+SEVERAL: dict[int | str, dict[str, Any]] = {
+    # Without the type of its body too.
+    207: {
+        "description": "What came of each of several `sandboxes`, as in the schema `Restores`: look whether it is"
+        " `complete`. A call without `sandboxes` never gets this."
     }
 }
 TROUBLE = document_problems(400, 404, 409, 410, 413, 422, 424, 429, 503, 507)
@@ -95,7 +106,7 @@ async def export_memory(
 @router.post(
     "/memories/{memory}/restores",
     response_model=RestoreReceipt,
-    responses={**ACCEPTED, **TROUBLE},
+    responses={**ACCEPTED, **SEVERAL, **TROUBLE},
 )
 @needs(Verb.RESTORE)
 async def restore_memory(
@@ -120,15 +131,27 @@ async def restore_memory(
         must_exist=body.must_exist,
         conversation=body.conversation,
         discard=body.discard,
-        read_only=body.read_only,
+        read_only=body.read_only or bool(body.only),
+        label=body.label,
+        only=tuple(body.only),
         brief=body.brief.tokens if body.brief else 0,
         brief_path=body.brief.path if body.brief else "",
     )
-    target = SandboxTarget(body.sandbox, body.wake, body.user)
     # A conversation is exported at checkpoints, so whoever may not export opens none.
     care = build_care(body, caller) if body.attach and caller.may([Verb.EXPORT], memory) else None
-    operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care, caller=caller)
-    return await build_result_answer(request, operation, wait=wait)
+    if body.sandboxes is None and body.sandbox is not None:
+        target = SandboxTarget(body.sandbox, body.wake, body.user)
+        operation = await get_sidecar(request).start_restore(wanted, target, key=key, care=care, caller=caller)
+        return await build_result_answer(request, operation, wait=wait)
+    if body.sandboxes is None or body.sandbox is not None:
+        raise UsageError("Either `sandbox` or `sandboxes` is needed.", hint="Name one sandbox, or a list of them.")
+    if not wait:
+        raise UsageError(
+            "With several sandboxes the call waits.", hint="Repeat it under its Idempotency-Key if it is cut."
+        )
+    targets = tuple(SandboxTarget(ref, body.wake, body.user) for ref in body.sandboxes)
+    asked = GroupRequest(restore=wanted, targets=targets, caller=caller, care=care, key=key)
+    return build_group_answer(request, memory, await RestoreGroup(get_sidecar(request), asked).run())
 
 
 @router.get("/operations/{id}", responses=document_problems(404, 422))
@@ -152,6 +175,19 @@ async def build_result_answer(request: Request, operation: Operation, *, wait: b
         return veil_receipt(caller, await operation.result())
     where = f"/v1/operations/{operation.id}"
     return JSONResponse(asdict(_build_operation_answer(caller, operation)), 202, headers={"Location": where})
+
+
+def build_group_answer(request: Request, memory: str, results: Sequence[SandboxResult]) -> Response:
+    """Return what came of each sandbox. If the caller may not use one of them, the gate is told of the refusal."""
+    caller, rows = get_caller(request), []
+    for result in results:
+        receipt = veil_restore(caller, result.receipt) if result.receipt is not None else None
+        problem = build_problem(result.problem) if result.problem is not None else None
+        rows.append(SandboxRestore(sandbox=result.sandbox, receipt=receipt, problem=problem))
+    request.state.refused = any(isinstance(result.problem, AccessDenied) for result in results)
+    answer = Restores(memory=memory, complete=all(row.is_in_place for row in rows), sandboxes=rows)
+    # In ASCII, as all answers: names of files need not be text.
+    return Response(json.dumps(asdict(answer)).encode("ascii"), 207, media_type="application/json")
 
 
 def _build_operation_answer(caller: Caller, operation: Operation) -> ExportOperation | RestoreOperation:

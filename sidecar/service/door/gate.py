@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,7 +53,7 @@ class AccessGate:
             await self._app(scope, receive, send)
             return
         if scope["path"] in self._hook_paths:
-            await self._app(scope, receive, self._slow_down(scope, UNKNOWN, send))
+            await self._app(scope, receive, self._slow_down(scope, {"caller": UNKNOWN}, send))
             return
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         try:
@@ -65,22 +66,25 @@ class AccessGate:
         try:
             async with self._rates.count_call(caller):
                 state = {**scope.get("state", {}), "caller": caller}
-                await self._app({**scope, "state": state}, receive, self._slow_down(scope, caller, send))
+                await self._app({**scope, "state": state}, receive, self._slow_down(scope, state, send))
         except RateLimited as problem:
             self._refusals.count(429)
             headers = {"Retry-After": str(math.ceil(problem.seconds))}
             await build_answer(build_problem(problem), headers)(scope, receive, send)
 
-    def _slow_down(self, scope: Scope, caller: Caller, send: Send) -> Send:
-        """Return a ``send`` that counts and delays an answer of 401 or 403, and delays one that says that a quota is used
-        up."""
+    def _slow_down(self, scope: Scope, state: dict[str, Any], send: Send) -> Send:
+        """Return a ``send`` that counts and delays an answer of 401 or 403, also one of which a part was ``refused``, and
+        delays one that says that a quota is used up."""
+        caller: Caller = state["caller"]
 
         async def slowed(message: Message) -> None:
             status = message.get("status") if message["type"] == "http.response.start" else None
             if status in USED_UP:
                 await self._rates.hold_back(caller)
-            if status in REFUSED:
-                waited = await self._refusals.refuse(message["status"], _find_address(scope), caller.name)
+            if status in REFUSED or (status is not None and state.get("refused")):
+                waited = await self._refusals.refuse(
+                    status if status in REFUSED else 403, _find_address(scope), caller.name
+                )
                 if not waited:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
                     message = {**message, "headers": headers}
