@@ -24,7 +24,7 @@ class InProcess(LocalSandbox):
         sent = sent_by(command, how.get("environment"))
         assert sent is not None
         printed = io.TextIOWrapper(io.BytesIO())
-        with mock.patch.dict(os.environ, {"HOME": str(self.home)}), mock.patch.object(sys, "stdout", printed):
+        with mock.patch.dict(os.environ, self._environment, clear=True), mock.patch.object(sys, "stdout", printed):
             try:
                 code = main(*sent)
             finally:
