@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wants_json = "--json" in list(itertools.takewhile(lambda word: word != "--", words))
     try:
         args = _parse(words, wants_json)
-        if args.command not in LASTING:
+        if argv is None and args.command not in LASTING:  # a process of its own, which soon ends
             gc.set_threshold(SELDOM)
             gc.freeze()
         if args.command == "config":

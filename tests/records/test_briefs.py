@@ -38,6 +38,7 @@ from sidecar.records.files import MemoryFile
 from tests.parts.conversations import SCRIPTS
 from tests.parts.homes import engine_at, write
 from tests.parts.keys import BOTH, engine_with
+from tests.parts.memory_use import peak_kib
 from tests.parts.samples import SAMPLES
 from tests.parts.tokenizers import count_tokens
 
@@ -331,7 +332,7 @@ def read_tree(at: Path) -> None:
     subject = Subject(memory="m", snapshot="s", created=created, find_origin=lambda _: ("", ""))
     found = build_brief(subject, parts, 2000)
     assert found.tokens <= 2000 and "now this" in found.text, found.text
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(problems))
+    print(peak_kib(), len(problems))
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.errors import SidecarError
+from sidecar.ids import STORE_ID
 from sidecar.models.answers import Health
 from sidecar.service.access.callers import Callers
 from sidecar.service.access.grants import Verb
@@ -49,7 +50,9 @@ async def get_readiness(request: Request) -> Any:
         "intake": "stopping" if sidecar.operations.stopping else "ok",
     }
     try:
-        await sidecar.engine.repository.store.prepare()
+        store = sidecar.engine.repository.store
+        await store.prepare()  # on S3 this asks only once
+        await store.get(STORE_ID)
     except SidecarError as problem:
         checks["store"] = problem.message
     ready = set(checks.values()) == {"ok"}
