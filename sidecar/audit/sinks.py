@@ -10,6 +10,7 @@ before it: so it is noticed when all of a chain is removed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Sequence
@@ -152,6 +153,14 @@ class StoreSink:
             await self._try_tail()
 
 
+def check_audit_file(path: Path) -> None:
+    """Raise ``AuditUnwritable`` if lines cannot be added to a file; it is not made."""
+    place = path if path.exists() else path.parent
+    if not os.access(place, os.W_OK) or path.is_dir():
+        why = "it is a folder" if path.is_dir() else os.strerror(errno.EACCES if place.exists() else errno.ENOENT)
+        raise AuditUnwritable(f"The audit {path} cannot be written: {why}.")
+
+
 class FileSink:
     """A file to which lines are added; other processes may add to it as well."""
 
@@ -177,6 +186,14 @@ class FileSink:
 
     async def close(self) -> None:
         """Do nothing: the file is not kept open."""
+
+
+def check_audit_file(path: Path) -> None:
+    """Raise ``AuditUnwritable`` if lines cannot be added to a file. It is not made."""
+    place = path if path.exists() else path.parent
+    why = os.strerror(errno.EISDIR) if path.is_dir() else "" if place.exists() else os.strerror(errno.ENOENT)
+    if why or not os.access(place, os.W_OK):
+        raise AuditUnwritable(f"The audit {path} cannot be written: {why or os.strerror(errno.EACCES)}.")
 
 
 def _join(lines: Sequence[bytes]) -> bytes:

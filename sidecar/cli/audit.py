@@ -53,12 +53,14 @@ READING = frozenset(
         "index",
     }
 )
+NOTHING = "Nothing was checked: no audit was kept here ([audit] in the config, or --file), or all of it was removed."
 DONE = "ok"
 """The outcome of a command that says no more than that it succeeded."""
 
 
 async def run_audit(engine: Engine, args: argparse.Namespace) -> Result:
-    """Run ``audit``: show the calls. With ``--verify``, read and check all of it; exit code 1 if something is wrong."""
+    """Run ``audit``: show the calls. With ``--verify``, read and check all of it; exit code 1 if something is wrong, or if
+    there is nothing to check."""
     since = parse_moment(args.since, "--since") if args.since else None
     if args.file:
         found = await read_file(Path(args.file))
@@ -89,9 +91,10 @@ async def run_audit(engine: Engine, args: argparse.Namespace) -> Result:
         "verified": bool(args.verify),
         "problems": [asdict(finding) for finding in found.findings],
     }
-    if args.verify and found.findings:
-        document["error"] = {"code": "audit-altered", "message": _describe(found.findings[0])}
-    return Result(document, [table, *_describe_check(found, args.verify)], 1 if args.verify and found.findings else 0)
+    wrong = [_describe(finding) for finding in found.findings] or ([] if found.chains else [NOTHING])
+    if args.verify and wrong:
+        document["error"] = {"code": "audit-altered", "message": wrong[0]}
+    return Result(document, [table, *_describe_check(found, args.verify)], 1 if args.verify and wrong else 0)
 
 
 def _describe_check(found: AuditFound, verify: bool) -> list[str]:
@@ -101,6 +104,8 @@ def _describe_check(found: AuditFound, verify: bool) -> list[str]:
     if not verify:
         return []
     size = f"{format_count(found.chains, 'chain')}, {format_count(len(found.lines), 'line')}"
+    if not found.chains:
+        return [f"{size}. {NOTHING}"]
     if not found.findings:
         return [f"{size}: nothing was removed or altered."]
     return [f"{size}. {WRONG}", *map(_describe, found.findings)]

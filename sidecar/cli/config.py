@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sidecar.audit.sinks import check_audit_file
 from sidecar.cli.result import Result, Table
 from sidecar.config.settings import (
     SECTIONS,
@@ -151,6 +152,9 @@ async def _try_to_start(config: Config, args: argparse.Namespace) -> _StartRepor
         found.searched = open_search(config.postgres) is not None
     with noted():
         found.keys = read_given_keys(config.encryption, config.signing)
+    if config.audit.file:
+        with noted():
+            check_audit_file(Path(config.audit.file))
     if config.adopt.folder:
         folder = Path(config.adopt.folder).expanduser()
         list_backups(folder, lambda file, why, hint: found.notes.append(f"{file} is not adopted: {why} {hint}"))

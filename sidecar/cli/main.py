@@ -168,6 +168,8 @@ async def _run(args: argparse.Namespace) -> Result:
         raise add_location(problem, find_config_file(args.config)) from None
     except BadReference as problem:
         raise add_store_location(problem, args.config, args.store) from None
+    if args.command == "audit" and not config.audit.store:
+        args.file = args.file or config.audit.file
     indexed = args.command in (WITH_INDEX if read_postgres_url(config.postgres) else WITH_EMBEDDED_INDEX)
     _warn(keys.warnings, config.service.log if args.command in LASTING else "", beside=args.command == "run")
     engine = Engine(

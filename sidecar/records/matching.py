@@ -60,7 +60,8 @@ def sketch_rows(items: Iterable[tuple[str, Item]]) -> list[Row]:
 
 def sketch_row(item: Item) -> Row:
     """Return what is kept of an item to compare it."""
-    name: str | bytes = item.identity or item.digest
+    # A section without headings above it (how a file begins) has no name, and is the same one when its text changes.
+    name: str | bytes = item.identity if item.identity or item.kind == "section" else item.digest
     if len(name) > LONGEST_NAME:
         name = digest_contents(item.identity.encode("utf-8", "surrogatepass"))
     gap = item.gap if len(item.gap) <= DIGEST_BYTES else digest_contents(item.gap)
