@@ -97,7 +97,7 @@ async def test_every_change_is_told_to_all_who_have_to_know(tmp_path: Path) -> N
     sidecar.engine = replace(sidecar.engine, retention=Retention(keep_last=1))
     assert (await sidecar.forget("me", dry_run=True)).forgotten == 1 and await told.since() == ([], [])
     await sidecar.forget("me", dry_run=False)
-    assert await told.since() == ([("retention.forgot", "me")], [])
+    assert await told.since() == ([("retention.forgot", "me")], ["me"])
     assert "memory_sidecar_snapshots_forgotten_total 1.0" in told.metrics()
     assert 'memories_by_age{up_to="+Inf"} 1.0' in told.metrics()
     await sidecar.delete("me")

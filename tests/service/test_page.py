@@ -85,7 +85,7 @@ def test_a_read_only_token_opens_the_page_with_its_own_memories(page: Page, tmp_
         expect(page.locator("#events tbody")).to_contain_text("export.committed")
         observe(home, 2, "later")
         service.export("acme/agent-7", f"local:{home}")
-        expect(page.locator("#events tbody tr")).to_have_count(2)
+        expect(page.locator("#events tbody tr", has_text="export.committed")).to_have_count(2)
         assert "globex" not in page.content()
 
 
