@@ -192,3 +192,9 @@ def _loaded(path: Path) -> Iterator[str]:
                 full = f"{node.module}.{alias.name}"
                 yield full if full in NAMES else node.module or ""
         todo += ast.iter_child_nodes(node)
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Of two such files pytest collects one, and stops at the other."""
+    names = [path.name for path in (PROJECT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
