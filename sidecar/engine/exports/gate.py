@@ -20,6 +20,7 @@ from sidecar.ids import MemoryKeys
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.receipts import Accepted, Reason
 from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
 from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
 
 GREW = "It grew out of {snapshot}, which {by} declined{why}."
@@ -59,6 +60,22 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     if problem:
         run.warnings.append(problem)
     return _hold(verdict, Reason(code=PENDING, message=told[:LONGEST_REASON]))
+
+
+async def find_hold(repository: Repository, manifest: Manifest) -> Reason | None:
+    """Return why a stored snapshot may not become the head by itself: it was rejected, was declined, or waits; ``None`` if
+    nothing is known against it."""
+    code, _, message = manifest.rejected.partition(": ")
+    try:
+        reviews, _ = await read_reviews(repository.store, manifest.memory)
+    except SnapshotDamaged as damage:
+        unread = Reason(code=PENDING, message=manifest.pending or UNREADABLE.format(problem=damage.message))
+        return Reason(code=code, message=message) if code else unread
+    if manifest.snapshot in reviews.declined:
+        return Reason(code=DECLINED, message=_explain_decline(manifest.snapshot, manifest, reviews))
+    if manifest.pending or reviews.is_pending(manifest):
+        return Reason(code=PENDING, message=reviews.find_reason(manifest))
+    return Reason(code=code, message=message) if code else None
 
 
 async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> None:

@@ -1,0 +1,86 @@
+"""Ways around a review: no head comes to be that nobody accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sidecar.engine.exports.steps import finish_export
+from sidecar.policy.review import Review
+from sidecar.receipts import ExportReceipt
+from sidecar.store.manifest import Head
+from sidecar.store.repository import Repository
+from tests.parts.homes import engine_at, run_cli
+from tests.review.test_gate import MEMORY, Scene
+
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An export that was killed after its snapshot was stored and before the head moved; where no review is asked for."""
+
+    async def killed(*_: object) -> Head:
+        raise KeyboardInterrupt
+
+    rows = {row["snapshot"] for row in scene.run("log", MEMORY).document.get("snapshots", ())}
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Repository, "move_head", killed)
+        run_cli("export", MEMORY, "--sandbox", f"local:{scene.home}", store=scene.store)
+    (new,) = {row["snapshot"] for row in scene.run("log", MEMORY).document["snapshots"]} - rows
+    return str(new)
+
+
+def finish(scene: Scene, snapshot: str) -> ExportReceipt:
+    """The call is repeated after the kill."""
+    engine = replace(engine_at(scene.store), repository=scene.repository, review=Review(required=["acme/*"]))
+    receipt = asyncio.run(finish_export(engine, MEMORY, snapshot, "local:x"))
+    assert receipt is not None
+    return receipt
+
+
+def test_a_repeated_call_does_not_finish_what_was_declined_meanwhile(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = scene.first_head()
+    scene.learn("A lie")
+    lie = lose(scene, monkeypatch)
+    assert scene.run("decline", MEMORY, lie, "--because", "not so").code == 0
+    receipt = finish(scene, lie)
+    assert receipt.reason is not None
+    assert (receipt.outcome.value, receipt.reason.code, receipt.head) == ("rejected", "declined", head)
+    assert receipt.reason.message.endswith("declined it: not so.")
+    assert scene.head == head
+
+
+def test_a_repeated_call_does_not_finish_what_waits_by_now(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = scene.first_head()
+    scene.learn("One")
+    one = lose(scene, monkeypatch)
+    assert scene.pending() == one  # a later export asked for a review of it
+    receipt = finish(scene, one)
+    assert receipt.reason is not None
+    assert (receipt.outcome.value, receipt.reason.code, scene.head) == ("pending", "pending", head)
+
+
+def test_a_repeated_call_waits_while_the_reviews_cannot_be_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = scene.first_head()
+    scene.learn("One")
+    one = lose(scene, monkeypatch)
+    next(scene.store.rglob("reviews.json")).write_bytes(b"{}")
+    assert (finish(scene, one).outcome.value, scene.head) == ("pending", head)
+
+
+def test_a_repeated_call_finishes_what_was_to_become_the_head(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.first_head()
+    scene.learn("One")
+    one = lose(scene, monkeypatch)
+    assert (finish(scene, one).outcome.value, scene.head) == ("committed", one)
