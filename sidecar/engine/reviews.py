@@ -27,6 +27,12 @@ MOST_INCLUDED = 2000
 MOST_SHOWN = 5
 OF_ITSELF = "Of those that wait none grew out of the head, {head}: name the one that is meant, of {names}."
 
+NO_HEAD = (
+    "{snapshot} does not wait for a review, and there is no head of {memory} that can be read: an export may be about to make"
+    " it the head, and nothing could keep it from that."
+)
+NO_HEAD_HINT = "Nothing was decided. Export the memory, or accept another snapshot; then it can be declined."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
@@ -111,6 +117,9 @@ async def decline(repository: Repository, memory: str, wanted: str = "", word: W
             f"{snapshot} is or was the head of {memory}: it cannot be declined any more.",
             hint=f"`memory-sidecar rollback {memory} SNAPSHOT` goes back to one before it.",
         )
+    if state.head is None and not reviews.is_pending(manifest):
+        # There is no head to write again below, so that an export that is under way could not move it.
+        raise NothingToAccept(NO_HEAD.format(snapshot=snapshot, memory=memory), hint=NO_HEAD_HINT)
     row = ReviewRow(decision=DECLINED, at=format_now(), by=word.by, because=word.because)
 
     def change(found: Reviews) -> Mapping[str, ReviewRow]:

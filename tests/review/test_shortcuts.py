@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine.exports.steps import finish_export
+from sidecar.engine.reviews import decline
+from sidecar.errors import NothingToAccept
 from sidecar.policy.review import Review
 from sidecar.receipts import ExportReceipt
-from sidecar.store.manifest import Head
-from sidecar.store.repository import Repository
+from sidecar.store.manifest import Head, Manifest
+from sidecar.store.repository import HeadState, Repository
 from tests.parts.homes import engine_at, run_cli
 from tests.review.test_gate import MEMORY, Scene
 
@@ -84,3 +86,33 @@ def test_a_repeated_call_finishes_what_was_to_become_the_head(scene: Scene, monk
     scene.learn("One")
     one = lose(scene, monkeypatch)
     assert (finish(scene, one).outcome.value, scene.head) == ("committed", one)
+
+
+def test_the_first_export_of_a_memory_cannot_be_declined_while_it_may_still_move_the_head(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a head there is nothing that the decision could write again, so that the export loses its swap."""
+    moved = Repository.move_head
+    told: list[object] = []
+
+    async def held(self: Repository, state: HeadState, manifest: Manifest) -> Head:
+        """Between storing the snapshot and moving the head."""
+        try:
+            told.append(await decline(scene.repository, MEMORY, manifest.snapshot))
+        except NothingToAccept as refusal:
+            told.append(refusal)
+        return await moved(self, state, manifest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Repository, "move_head", held)
+        ran = run_cli("export", MEMORY, "--sandbox", f"local:{scene.home}", store=scene.store)
+    assert (ran.document["outcome"], scene.head) == ("committed", ran.document["snapshot"])
+    (refusal,) = told
+    assert isinstance(refusal, NothingToAccept), refusal  # not told that it is declined, as it became the head
+    assert "no head" in refusal.message
+
+
+def test_what_waits_in_a_memory_without_a_head_can_be_declined(scene: Scene) -> None:
+    waits = scene.pending()
+    assert scene.run("decline", MEMORY).document["snapshot"] == waits
+    assert scene.export("--force").error == "declined"
