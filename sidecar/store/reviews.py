@@ -95,6 +95,10 @@ class Reviews:
             return bool(manifest.pending)
         return row.decision != ACCEPTED or bool(row.within)
 
+    def leave_out_unaccepted(self, manifests: Mapping[str, Manifest | SnapshotDamaged]) -> list[Manifest]:
+        """Return those that can be read and may have been the head."""
+        return [one for one in manifests.values() if isinstance(one, Manifest) and not self.is_unaccepted(one)]
+
     def find_reason(self, manifest: Manifest) -> str:
         """Return why a snapshot waits, or waited."""
         row = self.rows.get(manifest.snapshot)

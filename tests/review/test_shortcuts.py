@@ -16,7 +16,7 @@ from sidecar.policy.review import Review
 from sidecar.receipts import ExportReceipt
 from sidecar.store.manifest import Head, Manifest
 from sidecar.store.repository import HeadState, Repository
-from tests.parts.homes import engine_at, run_cli
+from tests.parts.homes import empty_home, engine_at, run_cli
 from tests.review.test_gate import MEMORY, Scene
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -116,3 +116,49 @@ def test_what_waits_in_a_memory_without_a_head_can_be_declined(scene: Scene) -> 
     waits = scene.pending()
     assert scene.run("decline", MEMORY).document["snapshot"] == waits
     assert scene.export("--force").error == "declined"
+
+
+def break_head(scene: Scene) -> None:
+    next(path for path in scene.store.rglob("head.json") if b'"format":2' not in path.read_bytes()).write_text("x")
+
+
+def test_a_damaged_head_is_not_replaced_by_what_was_declined(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.config.write_text("")
+    head = scene.export().document["snapshot"]
+    scene.learn("A lie")
+    lie = lose(scene, monkeypatch)  # made for the head, by its manifest
+    scene.run("decline", MEMORY, lie)
+    break_head(scene)
+    fresh = empty_home(scene.folder / "fresh")
+    ran = scene.restore(home=fresh)
+    assert (ran.code, ran.document["snapshot"]) == (0, head), ran.document
+    assert "A lie" not in scene.memory(fresh)
+
+
+def test_a_head_whose_packs_are_gone_is_not_replaced_by_what_was_declined(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.config.write_text("")
+    head = scene.export().document["snapshot"]
+    scene.learn("A lie")
+    lie = lose(scene, monkeypatch)
+    scene.run("decline", MEMORY, lie)
+    manifest = next(scene.store.rglob(f"{head}.json"))
+    manifest.write_text("x")
+    fresh = empty_home(scene.folder / "fresh")
+    ran = scene.restore(home=fresh)
+    assert ran.code != 0 and lie not in str(ran.document.get("snapshot")), ran.document
+
+
+def test_a_memory_of_which_all_was_declined_has_nothing_to_restore(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.config.write_text("")
+    head = scene.export().document["snapshot"]
+    scene.learn("A lie")
+    lie = lose(scene, monkeypatch)
+    scene.run("decline", MEMORY, lie)
+    break_head(scene)
+    next(scene.store.rglob(f"{head}.json")).unlink()
+    fresh = empty_home(scene.folder / "fresh")
+    assert scene.restore(home=fresh).document.get("snapshot") != lie
