@@ -162,3 +162,51 @@ def test_a_memory_of_which_all_was_declined_has_nothing_to_restore(
     next(scene.store.rglob(f"{head}.json")).unlink()
     fresh = empty_home(scene.folder / "fresh")
     assert scene.restore(home=fresh).document.get("snapshot") != lie
+
+
+def test_what_grew_out_of_what_was_declined_or_waits_is_neither_rolled_back_to_nor_forked(scene: Scene) -> None:
+    head = scene.first_head()
+    scene.learn("A lie")
+    one = scene.pending()
+    other = empty_home(scene.folder / "other")
+    assert scene.restore("--snapshot", one, home=other).code == 0
+    grown = []
+    for what in ("First", "Second"):  # the second grew out of the first
+        scene.learn(what, other)
+        ran = scene.export(home=other)
+        grown.append(str(ran.document["snapshot"]))
+    scene.config.write_text("")
+    for decision in ("waits", "declined"):
+        if decision == "declined":
+            assert scene.run("decline", MEMORY, one).code == 0
+        for snapshot in grown:
+            ran = scene.run("rollback", MEMORY, snapshot)
+            assert (ran.code, ran.error) == (2, "not-reviewed"), ran.document
+            assert one in ran.stderr and decision in ran.stderr
+            ran = scene.run("fork", MEMORY, f"acme/{decision}", "--snapshot", snapshot)
+            assert (ran.code, ran.error) == (2, "not-reviewed"), ran.document
+    assert scene.head == head
+
+
+@pytest.mark.parametrize("reviewed", [True, False])
+def test_a_rollback_under_review_goes_only_to_what_was_the_head(scene: Scene, reviewed: bool) -> None:
+    first = scene.first_head()
+    other = empty_home(scene.folder / "other")
+    assert scene.restore(home=other).code == 0
+    scene.learn("One")
+    scene.pending()
+    head = scene.run("accept", MEMORY).document["head"]
+    scene.learn("Two", other)
+    beside = scene.export(home=other)
+    assert beside.document["outcome"] == "diverged"
+    snapshot = beside.document["snapshot"]
+    if not reviewed:
+        scene.config.write_text("")
+    ran = scene.run("rollback", MEMORY, snapshot)
+    if not reviewed:
+        assert ran.document["head"] == snapshot
+        return
+    assert (ran.code, ran.error, scene.head) == (2, "not-reviewed", head)
+    assert f"accept {MEMORY} {snapshot}" in ran.stderr
+    assert scene.run("rollback", MEMORY, first).document["head"] == first
+    assert scene.run("accept", MEMORY, snapshot).document["head"] == snapshot
