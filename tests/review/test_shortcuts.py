@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.engine.exports.steps import finish_export
-from sidecar.engine.reviews import decline
-from sidecar.errors import NothingToAccept
+from sidecar.engine.reviews import accept, decline
+from sidecar.errors import NothingToAccept, SwapLost
 from sidecar.policy.review import Review
 from sidecar.receipts import ExportReceipt
 from sidecar.store.manifest import Head, Manifest
@@ -210,3 +210,94 @@ def test_a_rollback_under_review_goes_only_to_what_was_the_head(scene: Scene, re
     assert f"accept {MEMORY} {snapshot}" in ran.stderr
     assert scene.run("rollback", MEMORY, first).document["head"] == first
     assert scene.run("accept", MEMORY, snapshot).document["head"] == snapshot
+
+
+def two_that_wait(scene: Scene) -> tuple[str, str, str]:
+    """A head, and two snapshots that wait and grew out of it: of ``scene.home``, and of another."""
+    head = scene.first_head()
+    other = empty_home(scene.folder / "other")
+    scene.restore(home=other)
+    scene.learn("One")
+    scene.learn("Two", other)
+    return head, scene.pending(), scene.pending(home=other)
+
+
+def cut_short(scene: Scene, monkeypatch: pytest.MonkeyPatch, snapshot: str) -> None:
+    """An acceptance that is killed before the head moves."""
+
+    async def killed(*_: object) -> Head:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Repository, "move_head", killed)
+        asyncio.run(accept(scene.repository, MEMORY, snapshot))
+
+
+def test_an_acceptance_that_failed_does_not_take_effect_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, one, two = two_that_wait(scene)
+    scene.learn("Three")
+    three = scene.pending()  # accepted with ``one``
+    repository, moved = scene.repository, Repository.move_head
+
+    async def held(self: Repository, state: HeadState, manifest: Manifest) -> Head:
+        if manifest.snapshot == three:
+            await accept(repository, MEMORY, two)
+        return await moved(self, state, manifest)
+
+    with monkeypatch.context() as patch, pytest.raises(SwapLost):
+        patch.setattr(Repository, "move_head", held)
+        asyncio.run(accept(repository, MEMORY, three))
+    assert [scene.standing(each) for each in (one, two, three)] == ["pending", "head", "pending"]
+    scene.run("rollback", MEMORY, head)
+    assert scene.pending() == three
+    assert scene.head == head
+    assert scene.run("accept", MEMORY, three).document["included"] == [one]
+
+
+def test_an_acceptance_that_failed_leaves_no_row_of_what_had_none(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.first_head()
+    other = empty_home(scene.folder / "other")
+    scene.restore(home=other)
+    scene.learn("One")
+    scene.pending()
+    scene.run("accept", MEMORY)
+    scene.learn("Two", other)
+    beside = str(scene.export(home=other).document["snapshot"])
+
+    async def lost(*_: object) -> Head:
+        raise SwapLost("Somebody was faster.")
+
+    with monkeypatch.context() as patch, pytest.raises(SwapLost):
+        patch.setattr(Repository, "move_head", lost)
+        asyncio.run(accept(scene.repository, MEMORY, beside))
+    assert scene.standing(beside) == "diverged"
+
+
+def test_an_acceptance_that_was_killed_is_finished_by_an_export_only_while_the_head_is_the_same(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, one, two = two_that_wait(scene)
+    cut_short(scene, monkeypatch, one)
+    scene.run("accept", MEMORY, two)
+    scene.run("rollback", MEMORY, head)
+    for words in ((), ("--force",)):
+        assert scene.pending(*words) == one
+    scene.config.write_text("")
+    assert scene.pending() == one
+    assert scene.head == head
+    cut_short(scene, monkeypatch, one)
+    assert scene.export().document["outcome"] == "committed"
+    assert scene.head == one
+
+
+def test_force_does_not_bring_back_what_was_rolled_back(scene: Scene) -> None:
+    head = scene.first_head()
+    scene.learn("One")
+    scene.pending()
+    scene.run("accept", MEMORY)
+    scene.run("rollback", MEMORY, head)
+    for words in ((), ("--force",)):
+        assert scene.export(*words).document["outcome"] == "unchanged"
+    assert scene.head == head
