@@ -175,7 +175,7 @@ async def run_rollback(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``rollback``."""
     from sidecar.engine.heads import rollback
 
-    done = await rollback(engine.repository, args.memory, args.snapshot)
+    done = await rollback(engine.repository, args.memory, args.snapshot, engine.review)
     was = done.previous or "unreadable"
     return Result(asdict(done), [f"{args.memory}: the head is {done.head} now; it was {was}. Nothing was removed."])
 

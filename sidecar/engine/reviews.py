@@ -2,7 +2,8 @@
 
 A decision is written to the memory's reviews first, by compare-and-swap, and only then the head moves, by another. So of
 two who decide at once the second is told; and the head never names a snapshot that waited and nobody accepted. Who is
-killed in between has left a snapshot that is accepted and not the head: accepting it again moves the head.
+killed in between has left a snapshot that is accepted and not the head: accepting it again moves the head. Who loses the
+race for the head takes the decision back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ from sidecar.store.selectors import resolve_snapshot
 MOST_INCLUDED = 2000
 MOST_SHOWN = 5
 OF_ITSELF = "Of those that wait none grew out of the head, {head}: name the one that is meant, of {names}."
+
+NO_HEAD = (
+    "{snapshot} does not wait for a review, and there is no head of {memory} that can be read: an export may be about to make"
+    " it the head, and nothing could keep it from that."
+)
+NO_HEAD_HINT = "Nothing was decided. Export the memory, or accept another snapshot; then it can be declined."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +78,20 @@ async def accept(repository: Repository, memory: str, wanted: str = "", word: Wo
     line = await _list_pending_line(repository, manifest, reviews, head)
     reason, waited = _explain_standing(manifest, state, reviews), reviews.is_pending(manifest)
     follows = waited and await _grew_cleanly(repository, manifest, head, reviews)
-    await _write_acceptance(repository, manifest, line, word, survey.snapshots)
-    pinned = await _move_head(repository, state, manifest, "" if follows else reason.code)
+    row = ReviewRow(
+        decision=ACCEPTED,
+        at=format_now(),
+        by=word.by,
+        because=word.because,
+        replaces=state.snapshot,
+        generation=state.head.generation if state.head else 0,
+    )
+    before, written = await _write_acceptance(repository, manifest, line, row, survey.snapshots)
+    try:
+        pinned = await _move_head(repository, state, manifest, "" if follows else reason.code)
+    except SwapLost:
+        await _take_back(repository, manifest, before, written, survey.snapshots)
+        raise
     return Acceptance(
         memory=memory,
         head=manifest.snapshot,
@@ -111,6 +130,9 @@ async def decline(repository: Repository, memory: str, wanted: str = "", word: W
             f"{snapshot} is or was the head of {memory}: it cannot be declined any more.",
             hint=f"`memory-sidecar rollback {memory} SNAPSHOT` goes back to one before it.",
         )
+    if state.head is None and not reviews.is_pending(manifest):
+        # There is no head to write again below, so that an export that is under way could not move it.
+        raise NothingToAccept(NO_HEAD.format(snapshot=snapshot, memory=memory), hint=NO_HEAD_HINT)
     row = ReviewRow(decision=DECLINED, at=format_now(), by=word.by, because=word.because)
 
     def change(found: Reviews) -> Mapping[str, ReviewRow]:
@@ -144,19 +166,39 @@ def _check_undecided(reviews: Reviews, snapshot: str, allowed: tuple[str, ...]) 
 
 
 async def _write_acceptance(
-    repository: Repository, manifest: Manifest, line: list[str], word: Word, there: list[str]
-) -> None:
-    """Write that a snapshot is accepted, and with it those in ``line``. Raise ``AlreadyDecided``."""
-    snapshot = manifest.snapshot
-    row = ReviewRow(decision=ACCEPTED, at=format_now(), by=word.by, because=word.because)
+    repository: Repository, manifest: Manifest, line: list[str], row: ReviewRow, there: list[str]
+) -> tuple[Reviews, dict[str, ReviewRow]]:
+    """Write that a snapshot is accepted, and with it those in ``line``. Return the reviews as they were, and the rows that
+    were written. Raise ``AlreadyDecided``."""
+    snapshot, before, written = manifest.snapshot, Reviews(), dict[str, ReviewRow]()
 
     def change(found: Reviews) -> Mapping[str, ReviewRow]:
+        nonlocal before, written
         # Accepted before and not the head: whoever accepted it was killed, or lost the race for the head.
         _check_undecided(found, snapshot, (PENDING, ACCEPTED, ""))
         for one in line:
             _check_undecided(found, one, (PENDING, ""))
         included = {one: replace(row, within=snapshot, reason=_keep_reason(found, one)) for one in line}
-        return {**included, snapshot: replace(row, reason=_keep_reason(found, snapshot))}
+        before, written = found, {**included, snapshot: replace(row, reason=_keep_reason(found, snapshot))}
+        return written
+
+    await change_reviews(repository.store, manifest.memory, there, change)
+    return before, written
+
+
+async def _take_back(
+    repository: Repository, manifest: Manifest, before: Reviews, written: Mapping[str, ReviewRow], there: list[str]
+) -> None:
+    """Put the rows of an acceptance that lost the race for the head back to what they were, so that it does not take effect
+    later: unless somebody has written others since, or the snapshot became the head."""
+    head = (await repository.head(manifest.memory)).head
+    if head is not None and head.was_head(manifest.snapshot):
+        return
+
+    def change(found: Reviews) -> Mapping[str, ReviewRow | None]:
+        if found.rows.get(manifest.snapshot) != written[manifest.snapshot]:
+            return {}
+        return {one: before.rows.get(one) for one, row in written.items() if found.rows.get(one) == row}
 
     await change_reviews(repository.store, manifest.memory, there, change)
 

@@ -330,7 +330,7 @@ class Sidecar:
 
     async def rollback(self, memory: str, snapshot: str) -> Head:
         """Make another snapshot the head."""
-        done = await rollback(self.engine.repository, check_memory_id(memory), snapshot)
+        done = await rollback(self.engine.repository, check_memory_id(memory), snapshot, self.engine.review)
         note_subject(snapshot=done.head)
         self.events.publish("memory.rolled-back", memory=memory, snapshot=done.head, replaced=done.previous)
         return done

@@ -49,7 +49,7 @@ from sidecar.store.manifest import (
     rebuild_head,
 )
 from sidecar.store.recall import Recall, Recalled
-from sidecar.store.reviews import read_reviews_or_none
+from sidecar.store.reviews import ACCEPTED, Reviews, read_reviews_or_none
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
 LOG = logging.getLogger("sidecar")
@@ -411,8 +411,8 @@ class Repository:
     async def rebuild_head(self, memory: str) -> Head | None:
         """Return the head that the manifests tell; for when the head itself cannot be read."""
         manifests = await self.manifests(memory, await self.list_snapshot_ids(memory))
-        whole = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-        return rebuild_head(whole, (await read_reviews_or_none(self.store, memory)).accepted)
+        reviews = await read_reviews_or_none(self.store, memory)
+        return rebuild_head(reviews.leave_out_unaccepted(manifests), reviews.accepted)
 
     async def add_store_id(self, state: HeadState) -> HeadState:
         """Return the state with the store's id in it, which is read only if the head does not have it."""
@@ -478,25 +478,29 @@ class Repository:
     async def has_eligible(self, memory: str, ids: Iterable[str]) -> bool:
         """Return whether any of these snapshots could be the memory's head; one that cannot be read may have been."""
         manifests = await self.manifests(memory, ids)
-        if any(not isinstance(manifest, Manifest) or manifest.is_eligible for manifest in manifests.values()):
+        if any(not isinstance(manifest, Manifest) for manifest in manifests.values()):
             return True
-        return bool(manifests) and not (await read_reviews_or_none(self.store, memory)).accepted.keys().isdisjoint(
-            manifests
-        )
+        reviews = await read_reviews_or_none(self.store, memory) if manifests else Reviews()
+        left = reviews.leave_out_unaccepted(manifests)
+        return any(manifest.is_eligible or manifest.snapshot in reviews.accepted for manifest in left)
 
     async def iterate_candidates(self, memory: str) -> AsyncIterator[str]:
         """Yield what to restore, best first: the head, what was head before it, then the rest, newest first.
 
-        If the head cannot be read, the manifests tell what was head.
+        If the head cannot be read, the manifests tell what was head. What was declined, or is listed as one that waits, is
+        not among the rest.
         """
         state = await self.head(memory)
         ids = await self.list_snapshot_ids(memory)
         head = state.head or await self.rebuild_head(memory)
         past = [snapshot for snapshot, _ in head.history] if head else []
-        for snapshot in dict.fromkeys(
-            [snapshot for snapshot in past if snapshot in ids or snapshot == state.snapshot] + ids
-        ):
+        past = [one for one in dict.fromkeys(past) if one in ids or one == state.snapshot]
+        for snapshot in past:
             yield snapshot
+        reviews = await read_reviews_or_none(self.store, memory)
+        for snapshot in ids:
+            if snapshot not in past and reviews.get_decision(snapshot) in ("", ACCEPTED):
+                yield snapshot
 
     async def delete_memory(self, memory: str) -> int:
         """Remove every object of a memory, its head first. Return how many were removed."""

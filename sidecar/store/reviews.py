@@ -52,6 +52,10 @@ class ReviewRow:
     """Of an accepted one: the later snapshot with which it was accepted, if it is not the one that became the head."""
     reason: str = ""
     """Of a pending one whose manifest does not say why it waits: it was rejected first."""
+    replaces: str = ""
+    """Of an accepted one: the head that it was to replace; "" if there was none."""
+    generation: int = 0
+    """Of an accepted one: that head's generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,10 @@ class Reviews:
             return bool(manifest.pending)
         return row.decision != ACCEPTED or bool(row.within)
 
+    def leave_out_unaccepted(self, manifests: Mapping[str, Manifest | SnapshotDamaged]) -> list[Manifest]:
+        """Return those that can be read and may have been the head."""
+        return [one for one in manifests.values() if isinstance(one, Manifest) and not self.is_unaccepted(one)]
+
     def find_reason(self, manifest: Manifest) -> str:
         """Return why a snapshot waits, or waited."""
         row = self.rows.get(manifest.snapshot)
@@ -118,9 +126,9 @@ class Reviews:
     def declined(self) -> set[str]:
         return {one for one, row in self.rows.items() if row.decision == DECLINED}
 
-    def with_rows(self, rows: Mapping[str, ReviewRow], there: Collection[str], now: datetime) -> Self:
-        """Return these and further rows, within bounds. ``there``: the snapshots that exist."""
-        merged = {**self.rows, **rows}
+    def with_rows(self, rows: Mapping[str, ReviewRow | None], there: Collection[str], now: datetime) -> Self:
+        """Return these and further rows, within bounds; ``None`` removes one. ``there``: the snapshots that exist."""
+        merged = {one: row for one, row in {**self.rows, **rows}.items() if row is not None}
         for snapshot, row in list(merged.items()):
             fresh = snapshot in rows or now - parse_snapshot_time(snapshot) < UNDER_WAY
             if snapshot not in there and not fresh and row.decision != DECLINED:
@@ -163,9 +171,9 @@ async def read_reviews_or_none(store: Store, memory: str, known: Iterable[str] |
 
 
 async def change_reviews(
-    store: Store, memory: str, there: Collection[str], change: Callable[[Reviews], Mapping[str, ReviewRow]]
+    store: Store, memory: str, there: Collection[str], change: Callable[[Reviews], Mapping[str, ReviewRow | None]]
 ) -> Reviews:
-    """Add the rows that ``change`` returns for the reviews as they are, and return them all; ``change`` may raise, and is
+    """Write the rows that ``change`` returns for the reviews as they are, and return them all; ``change`` may raise, and is
     asked again if another writer was faster. Raise ``SnapshotDamaged`` or ``StoreError``."""
     await store.prepare()
     for left in reversed(range(ATTEMPTS)):

@@ -20,9 +20,11 @@ from sidecar.ids import MemoryKeys
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.receipts import Accepted, Reason
 from sidecar.store.manifest import Manifest
+from sidecar.store.repository import Repository
 from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
 
 GREW = "It grew out of {snapshot}, which {by} declined{why}."
+STALE = "It was accepted, and did not become the head; the head was written again since, and is {head}. Accept it once more."
 UNREADABLE = "What was decided in reviews cannot be read, so this waits for one: {problem}"
 
 
@@ -34,8 +36,11 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     reviews, problem = await _read_reviews(run)
     line, kept = _list_line(run, checked.answer), checked.arrived is None
     row = reviews.rows.get(manifest.snapshot)
-    if kept and row is not None and row.decision == ACCEPTED and not row.within:
-        return verdict  # whoever accepted it was killed before the head moved
+    earlier = run.state.head is not None and run.state.head.was_head(manifest.snapshot)
+    if kept and not earlier and row is not None and row.decision == ACCEPTED and not row.within:
+        if _is_due(run, row):
+            return verdict  # whoever accepted it was killed before the head moved
+        return _hold(verdict, Reason(code=PENDING, message=STALE.format(head=run.state.snapshot or "missing")))
     if declined := next((one for one in line if one in reviews.declined), ""):
         return _hold(verdict, Reason(code=DECLINED, message=_explain_decline(declined, manifest, reviews)))
     if kept and reviews.is_pending(manifest):
@@ -44,7 +49,7 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     waits = run.engine.review.covers(run.request.memory) or bool(problem) or _grew_from_pending(checked, reviews, line)
     if not checks and not waits:
         return verdict
-    if kept and waits and run.state.head is not None and run.state.head.was_head(manifest.snapshot):
+    if kept and waits and earlier:
         return replace(verdict, moves=False, accepted=None)  # an earlier head: ``rollback`` goes back to it
     from sidecar.engine.exports.candidate import examine_candidate  # late: most exports meet neither
 
@@ -59,6 +64,28 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     if problem:
         run.warnings.append(problem)
     return _hold(verdict, Reason(code=PENDING, message=told[:LONGEST_REASON]))
+
+
+def _is_due(run: ExportRun, row: ReviewRow) -> bool:
+    """Whether the head is still the one that an accepted snapshot was to replace: nothing was decided since."""
+    head = run.state.head
+    return (row.replaces, row.generation) == ((head.snapshot, head.generation) if head else ("", 0))
+
+
+async def find_hold(repository: Repository, manifest: Manifest) -> Reason | None:
+    """Return why a stored snapshot may not become the head by itself: it was rejected, was declined, or waits; ``None`` if
+    nothing is known against it."""
+    code, _, message = manifest.rejected.partition(": ")
+    try:
+        reviews, _ = await read_reviews(repository.store, manifest.memory)
+    except SnapshotDamaged as damage:
+        unread = Reason(code=PENDING, message=manifest.pending or UNREADABLE.format(problem=damage.message))
+        return Reason(code=code, message=message) if code else unread
+    if manifest.snapshot in reviews.declined:
+        return Reason(code=DECLINED, message=_explain_decline(manifest.snapshot, manifest, reviews))
+    if manifest.pending or reviews.is_pending(manifest):
+        return Reason(code=PENDING, message=reviews.find_reason(manifest))
+    return Reason(code=code, message=message) if code else None
 
 
 async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> None:

@@ -29,7 +29,7 @@ from sidecar.engine.exports.decision import (
     note_recovery,
     note_refusal,
 )
-from sidecar.engine.exports.gate import examine, note_pending
+from sidecar.engine.exports.gate import examine, find_hold, note_pending
 from sidecar.engine.exports.run import ExportRequest, ExportRun, describe_moved_projects
 from sidecar.engine.limits import compute_room_left, describe_near_limits, encode_limits
 from sidecar.engine.sandbox.identity import describe_new_store
@@ -309,7 +309,8 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     Figures that only the original export knew are missing in the receipt.
 
     If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
-    that was to stand beside the head has no generation, and one that waits for a review says so.
+    that was to stand beside the head has no generation, and of one that waits for a review or was declined meanwhile the
+    reviews tell.
     """
     repository = engine.repository
     try:
@@ -317,15 +318,13 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     except SnapshotNotFound:
         return None
     state = await repository.head(memory)
-    outcome, reason = ExportOutcome.DIVERGED, None
-    if manifest.rejected:
-        code, _, message = manifest.rejected.partition(": ")
-        outcome, reason = ExportOutcome.REJECTED, Reason(code=code, message=message)
-    elif manifest.pending:
-        outcome, reason = ExportOutcome.PENDING, Reason(code=PENDING, message=manifest.pending)
+    # After the head: whoever declines a snapshot writes the head again afterwards, and this one is not moved then.
+    outcome, reason = ExportOutcome.DIVERGED, await find_hold(repository, manifest)
+    if reason is not None:
+        outcome = ExportOutcome.PENDING if reason.code == PENDING else ExportOutcome.REJECTED
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome, reason = ExportOutcome.COMMITTED, None
-    elif manifest.is_eligible and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
+    elif reason is None and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:
