@@ -153,14 +153,6 @@ class StoreSink:
             await self._try_tail()
 
 
-def check_audit_file(path: Path) -> None:
-    """Raise ``AuditUnwritable`` if lines cannot be added to a file; it is not made."""
-    place = path if path.exists() else path.parent
-    if not os.access(place, os.W_OK) or path.is_dir():
-        why = "it is a folder" if path.is_dir() else os.strerror(errno.EACCES if place.exists() else errno.ENOENT)
-        raise AuditUnwritable(f"The audit {path} cannot be written: {why}.")
-
-
 class FileSink:
     """A file to which lines are added; other processes may add to it as well."""
 

@@ -170,6 +170,19 @@ def test_without_a_place_for_it_nothing_is_changed(tmp_path: Path, home: Path) -
     assert ran.code == 0 and [row["outcome"] for row in ran.document["calls"]].count("committed") == 2
 
 
+def test_a_check_of_nothing_is_no_good_news(tmp_path: Path, home: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'[audit]\nfile = "{tmp_path}/audit.jsonl"\n')
+    store = tmp_path / "store"
+    ran = run_cli("audit", "--verify", store=store)
+    assert (ran.code, ran.error) == (1, "audit-altered") and "Nothing was checked" in ran.document["error"]["message"]
+    run_cli("export", "me", f"--sandbox=local:{home}", f"--config={config}", store=store)
+    ran = run_cli("audit", "--verify", f"--config={config}", store=store)
+    assert ran.code == 0 and [row["what"] for row in ran.document["calls"]] == ["export"]
+    (tmp_path / "audit.jsonl").write_bytes(b"")
+    assert run_cli("audit", "--verify", f"--config={config}", store=store).code == 1
+
+
 def test_by_default_calls_are_logged_and_nothing_is_kept(tmp_path: Path, home: Path) -> None:
     with serving(tmp_path / "store", tmp_path / "log") as service:
         service.export("me", f"local:{home}")

@@ -39,6 +39,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "c.toml:2: [service] drill_at = '0 4 31 2 *'",
     ),
     "a time zone that is none": ('[service]\ntimezone = "Europe/Berlni"\n', "Did you mean 'Europe/Berlin'?"),
+    "an audit that cannot be written": (
+        '[audit]\nfile = "{here}/none/audit.jsonl"\n',
+        "none/audit.jsonl cannot be written",
+    ),
     "a missing key file": ('[encryption]\nidentity_files = ["{here}/key"]\n', "/key cannot be read"),
 }
 

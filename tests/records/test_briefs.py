@@ -335,7 +335,12 @@ def read_tree(at: Path) -> None:
     print(peak_kib(), len(problems))
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+SHORT = ("a million headings", "deep JSON", "large rows", "no database")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in SHORT else pytest.mark.slow) for kind in MAKERS]
+)
 def test_hostile_memories_cost_little(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "at/project/SESSION-STATE.md", b"# State\nnow this\n")
     MAKERS[kind](tmp_path / "at")

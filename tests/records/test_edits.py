@@ -152,6 +152,13 @@ def test_thousands_of_edits_are_reported_exactly(edit: object, tmp_path: Path) -
         edit(seed, tmp_path / "file")
 
 
+def test_how_a_file_without_headings_begins_is_changed_and_not_another(tmp_path: Path) -> None:
+    old, _ = read(tmp_path / "old", b"one\ntwo\n- [ ] a task\nthree\n")
+    new, _ = read(tmp_path / "new", b"one\ntwo, and more\n- [ ] a task\nthree\n")
+    match = compare(old, new)
+    assert (match.changed, match.added, match.removed) == ([(0, 0)], [], [])
+
+
 def test_appending_changes_one_section_of_a_large_file(tmp_path: Path) -> None:
     chance = random.Random(7)
     text = "\n\n".join(f"## Day {n}\n{'words ' * 900}{chance.random()}" for n in range(1900))

@@ -263,7 +263,14 @@ def test_a_search_that_is_stopped_goes_on_from_there(tmp_path: Path, agent: Agen
     for number in range(1, 40):
         done("fork", "m0", f"m{number}", store=store)
     words = [sys.executable, "-m", "sidecar", "search", "otter", f"--store=file:{store}"]
-    process = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    )
 
     def count() -> int:
         for file in cache.glob("memory-sidecar/search/*/index-*.db"):

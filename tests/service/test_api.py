@@ -282,10 +282,3 @@ def test_every_step_is_logged_with_what_it_is_about(service: Service, tmp_path: 
         assert {line["sandbox"] for line in mine} == {f"local:{sandbox}"}
         assert len({line["operation"] for line in mine}) == 1
         assert {line["snapshot"] for line in mine[3:]} == {exported["snapshot"]}
-
-
-def test_without_a_database_a_search_says_so(shared: Service) -> None:
-    answer = shared.http.get("/v1/search", params={"q": "otter"})
-    assert (answer.status_code, answer.json()["code"]) == (409, "no-index")
-    assert "MEMORY_SIDECAR_POSTGRES" in answer.json()["hint"]
-    assert "memory_sidecar_index" not in shared.http.get("/metrics").text

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("forked_programs")
 class Asked:
     """An index that notes which memories it is asked to bring up to date."""
 
+    embedded = False
+
     def __init__(self) -> None:
         self.memories: list[str] = []
 
