@@ -93,6 +93,10 @@ class Scrubbed:
         return f"{' and '.join(parts)} {verb} taken out of this snapshot before it was stored." if parts else ""
 
 
+GREW = "It grew out of "
+"""So begins the reason of an export that was not declined itself, but what it grew out of was."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """Why an outcome is not the one hoped for: a stable code and a sentence."""
@@ -236,6 +240,14 @@ class ExportReceipt(_Receipt):
     databases_not_taken: list[str] = field(default_factory=list)
     """The SQLite databases among them."""
     learned: Learned | None = None
+
+    @property
+    def may_be_accepted(self) -> bool:
+        """Whether ``accept`` can make what was kept the head: not if it was declined itself, as a decision stays."""
+        decided = (
+            self.reason is not None and self.reason.code == "declined" and not self.reason.message.startswith(GREW)
+        )
+        return self.snapshot is not None and not decided
 
     @property
     def is_saved(self) -> bool:

@@ -328,7 +328,7 @@ def _add_record_commands(command: Any) -> None:
     diff = command("diff", "Show what changed between two snapshots, record by record; by default, with the head.")
     diff.add_argument("memory", metavar="MEMORY")
     diff.add_argument("old", nargs="?", default="", metavar="A", help="default: the parent of B")
-    diff.add_argument("new", nargs="?", default="latest", metavar="B", help="default: latest")
+    diff.add_argument("new", nargs="?", default="", metavar="B", help="default: latest; A, if that never was the head")
     diff.add_argument("--files", action="store_true", help="only files and their sizes")
     diff.add_argument("--with", dest="other", default="", metavar="MEMORY", help="B is a snapshot of this memory")
     diff.add_argument("--sandbox", default="", metavar="REF", help="what this sandbox has that A, or the head, has not")

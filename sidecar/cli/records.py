@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 
-from sidecar.cli.result import Line, Result, Table, format_size, format_time
+from sidecar.cli.result import Line, Result, Table, check_kinds, format_size, format_time
 from sidecar.engine import Engine, ExportRequest
 from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
@@ -25,11 +25,13 @@ from sidecar.engine.histories import (
 from sidecar.engine.queries import compare_snapshots
 from sidecar.errors import RecordNotFound, UsageError
 from sidecar.host.text import make_printable
+from sidecar.ids import check_memory_id
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.answers import Difference
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
 from sidecar.models.wording import describe_counts, write_kind
 from sidecar.records.briefs.page import MARKDOWN, TEXT
+from sidecar.store.selectors import resolve_snapshot
 
 Words = list[str | Table]
 
@@ -45,11 +47,12 @@ NOWHERE = Origin(snapshot="")
 
 async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``diff``: what differs between two snapshots, or what a sandbox has that is not saved yet."""
+    old, new = (args.old, args.new or "latest") if args.sandbox else await _choose_sides(engine, args)
     if args.files and not args.other and not args.sandbox:
-        return _show_files(await compare_snapshots(engine.repository, args.memory, args.old, args.new))
+        return _show_files(await compare_snapshots(engine.repository, args.memory, old, new))
     messages = MESSAGE in args.kind
     if args.sandbox:
-        if args.other or args.new != "latest":
+        if args.other or new != "latest":
             raise UsageError("A sandbox is compared with one snapshot.", hint="diff MEMORY [A] --sandbox REF")
         sandbox = engine.open_sandbox(args.sandbox, local=engine.local)
         try:
@@ -59,8 +62,19 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
         finally:
             await sandbox.close()
         return _show_comparison(args, found)
-    found = await compare_records(engine, args.memory, args.old, args.new, other=args.other, messages=messages)
+    found = await compare_records(engine, args.memory, old, new, other=args.other, messages=messages)
     return _show_comparison(args, found)
+
+
+async def _choose_sides(engine: Engine, args: argparse.Namespace) -> tuple[str, str]:
+    """Return what is compared with what. A snapshot that is named alone and stands beside the head, where it never was, is
+    what would come: it is compared with the head, and not the head with it."""
+    if args.old and not args.new and not args.other:
+        named = await resolve_snapshot(engine.repository, check_memory_id(args.memory), args.old)
+        head = (await engine.repository.head(args.memory)).head
+        if head is not None and not head.was_head(named):
+            return head.snapshot, named
+    return args.old, args.new or "latest"
 
 
 def _show_comparison(args: argparse.Namespace, found: Comparison) -> Result:
@@ -154,6 +168,7 @@ def _quote_code(text: str) -> str:
 
 async def run_records(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``records``: what a snapshot says."""
+    check_kinds(args.kind)
     limit = args.limit or MOST_LISTED
     page = await list_records(
         engine, args.memory, args.snapshot, kinds=args.kind, page=PageWanted(limit=limit, text=args.json)

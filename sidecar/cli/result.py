@@ -52,6 +52,14 @@ def format_size(count: int) -> str:
     return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise ``UsageError`` for a kind that no record has."""
+    from sidecar.models.answers import RECORD_KINDS  # late: most commands do without
+
+    if unknown := [kind for kind in kinds if kind not in RECORD_KINDS]:
+        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(RECORD_KINDS)}.")
+
+
 def parse_moment(text: str, option: str) -> datetime:
     """Return a moment from a time, or from a duration before now. Raise ``UsageError``, which names the option."""
     try:

@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from sidecar.cli.result import Result, Table, format_time, parse_moment
+from sidecar.cli.result import Result, Table, check_kinds, format_time, parse_moment
 from sidecar.cli.screen import print_error
 from sidecar.engine import Engine
-from sidecar.engine.queries import build_not_found_error
+from sidecar.engine.queries import build_not_found_error, list_existing_ids
 from sidecar.errors import UsageError
 from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id
-from sidecar.models.answers import RECORD_KINDS, Found, Hit
+from sidecar.models.answers import Found, Hit
 from sidecar.search.port import Query
 from sidecar.search.settings import explain_no_index
 from sidecar.search.upkeep import IndexResult, SearchIndex
@@ -45,8 +45,7 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
         raise UsageError("There is nothing to search for.", hint='memory-sidecar search "some words"')
     if not 1 <= args.limit <= MOST:
         raise UsageError(f"--limit must be from 1 to {MOST}.")
-    if unknown := [kind for kind in args.kind if kind not in RECORD_KINDS]:
-        raise UsageError(f"There is no kind {unknown[0]!r}.", hint=f"Kinds are {', '.join(RECORD_KINDS)}.")
+    check_kinds(args.kind)
     memories = [check_memory_id(memory) for memory in args.in_memory]
     query = Query(
         words=words,
@@ -63,6 +62,9 @@ async def run_search(engine: Engine, args: argparse.Namespace) -> Result:
     if index.embedded and answer.unindexed and not failed:  # it was damaged, and is empty now
         failed = await _catch_up(index, memories, history=args.all)
         answer = await index.search(query)
+    if not answer.hits:
+        for memory in memories:  # a mistyped id is no memory that says nothing
+            await list_existing_ids(engine.repository, memory)
     table = Table(
         _list_columns(args), [_build_row(hit, args) for hit in answer.hits], _describe_no_hits(answer, failed)
     )

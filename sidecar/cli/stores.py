@@ -145,7 +145,7 @@ async def run_show(engine: Engine, args: argparse.Namespace) -> Result:
 
 
 def _describe_standing_fully(row: Snapshot) -> list[str]:
-    """Return the lines about a review, and why a snapshot was rejected or waits."""
+    """Return the lines about a review, and why a snapshot was rejected, or waits or waited."""
     words = []
     if row.review is not None:
         when = f" at {format_time(row.review.at)} UTC" if row.review.at else ""
@@ -154,7 +154,9 @@ def _describe_standing_fully(row: Snapshot) -> list[str]:
         words = [f"Rejected: {row.rejected.partition(chr(10))[0]}"]
         words += [f"    {line}" for line in row.rejected.split("\n")[1:]]
     if row.pending:
-        words += [row.pending.partition("\n")[0], *(f"    {line}" for line in row.pending.split("\n")[1:])]
+        first, *rest = row.pending.split("\n")
+        told = first.replace("It waits", "It waited", 1) if row.review is not None else first
+        words += [told, *(f"    {line}" for line in rest)]
     return words
 
 

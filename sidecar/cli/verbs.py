@@ -189,7 +189,10 @@ def build_export_result(receipt: ExportReceipt) -> Result:
     }[receipt.outcome]
     words: list[str | Table] = [first]
     if receipt.snapshot and receipt.outcome in EXPORT_EXITS:
-        words.append(f"To make it the head: memory-sidecar accept {receipt.memory} {receipt.snapshot}")
+        if receipt.may_be_accepted:
+            words.append(f"To make it the head: memory-sidecar accept {receipt.memory} {receipt.snapshot}")
+        else:
+            words.append("The decision stays. To go on from the head, restore it into this sandbox.")
         if receipt.outcome is ExportOutcome.PENDING:
             words.append(f"To keep it from that: memory-sidecar decline {receipt.memory} {receipt.snapshot}")
     if receipt.reason is not None and receipt.reason.code in REASONS:

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from sidecar.format.patterns import Rules
-from sidecar.format.protocol import RestoreAnswer, RestoreQuestion
+from sidecar.format.protocol import LayoutRules, RestoreAnswer, RestoreQuestion
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
+from sidecar.program.capture.roots import (
+    Root,
+    Surroundings,
+    choose_own_folder,
+    list_own_places,
+    list_project_folders,
+    make_root,
+    may_be_at,
+)
 from sidecar.program.scratch import Scratch
 
 SIGNATURE = "<!-- memory-sidecar brief -->"
@@ -48,10 +57,15 @@ def find_taker(path: str, layouts: Sequence[Dict[str, Any]]) -> str:
 
 
 def refresh(
-    scratch: Scratch, question: RestoreQuestion, answer: RestoreAnswer, roots: Sequence[Any], home: str
+    scratch: Scratch,
+    question: RestoreQuestion,
+    answer: RestoreAnswer,
+    roots: Sequence[Root],
+    layouts: Sequence[LayoutRules],
+    home: str,
 ) -> None:
     """Remove the brief of an earlier restore, and put the one of this restore in place. What is in the way becomes a
-    warning: the memory is in place in any case."""
+    warning: the memory is in place in any case. ``roots`` are those of this restore, ``layouts`` all that are known."""
     note = os.path.join(scratch.memory, NOTE)
     asked = question.brief
     try:
@@ -66,14 +80,43 @@ def refresh(
         if before:
             places.remove(note)
         if asked is not None:
-            _put(scratch, asked.path, asked.text, roots, home)
+            place = os.path.join(home, asked.path)
+            known = _list_own_roots(layouts, question.projects, place, home) if is_suitable(asked.path) else ()
+            _put(scratch, asked.path, asked.text, [*roots, *known], home)
             places.write_file(note, asked.path.encode("utf-8"))
             answer.brief = True
     except (OSError, Refusal) as problem:
         answer.warnings.append("The brief could not be put into the sandbox: %s." % str(problem).rstrip("."))
 
 
-def _put(scratch: Scratch, path: str, text: str, roots: Sequence[Any], home: str) -> None:
+def _list_own_roots(
+    layouts: Sequence[LayoutRules], named: Optional[List[str]], place: str, home: str
+) -> Iterator[Root]:
+    """Yield every root that is not a project's, wherever variables, settings and layouts say that it would be here: the
+    next export would find it there, also if this snapshot has nothing of it. Of what projects say, that of those above
+    the place counts."""
+    projects, above, found = list_project_folders(named, home), os.path.dirname(place), []
+    while places.is_in(above, home) and above not in found:
+        found.append(above)
+        above = os.path.dirname(above)
+    folders: Dict[str, str] = {}
+    found = [folder for folder in found if folder not in projects]
+    around = Surroundings(home, [*projects, *found], found, folders)
+    specs = [(layout, spec) for layout in layouts for spec in layout["roots"] if not spec.get("project")]
+    for layout, spec in sorted(specs, key=lambda pair: bool(pair[1].get("settings"))):
+        folders[spec["name"]] = choose_own_folder(spec, around)[0]
+        file, below = spec.get("file", ""), spec.get("below", "")
+        moved, usual = list_own_places(spec, around)
+        for one in [*moved, *(os.path.join(folder, file) for folder in usual)]:
+            real = os.path.realpath(one if file else os.path.join(one, below))
+            folder, name = os.path.split(real) if file else (real, "")
+            if places.is_in(place, folder) and (
+                not spec.get("settings") or may_be_at(folder, name, home, places.contain(None))
+            ):
+                yield make_root(spec["name"], folder, "", (layout, spec), name)
+
+
+def _put(scratch: Scratch, path: str, text: str, roots: Sequence[Root], home: str) -> None:
     """Write a brief. Raise OSError or Refusal."""
     if not is_suitable(path):
         raise Refusal("unsafe-path", "%r is not a path below the home" % path)

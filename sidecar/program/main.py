@@ -260,7 +260,7 @@ def _restore(question: RestoreQuestion, rules: Rules, scratch: Scratch, home: st
     run = Restore(question, rules, scratch, home)
     answer = run.run()
     if answer.status in ("complete", "kept"):
-        brief.refresh(scratch, question, answer, run.roots, home)
+        brief.refresh(scratch, question, answer, run.roots, rules.layouts, home)
         answer.warnings += ready.announce(scratch, question, answer)
     if answer.status != "unsaved":
         with contextlib.suppress(OSError):  # a full disk: it is only needed if this answer is lost

@@ -194,6 +194,47 @@ async def test_a_moved_root_takes_no_brief(engine: Engine, open_provider: Callab
     assert not (box.home / "elsewhere/x.md").exists() and any("would be memory" in one for one in receipt.warnings)
 
 
+MOVED = {
+    "data/BRIEF.md": {"CLAUDE_MEM_DATA_DIR": "data"},
+    "cc/plans/BRIEF.md": {"CLAUDE_CONFIG_DIR": "/cc/./"},
+    "xdg/opencode/storage/session_diff/x.json": {"XDG_DATA_HOME": "/xdg/"},
+    "kept/x.json": {"MEMORY_FILE_PATH": "/kept/x.json"},
+    "deep/down/BRIEF.md": {"CLAUDE_MEM_DATA_DIR": "~/deep/down"},
+}
+
+
+@pytest.mark.parametrize("path", MOVED)
+async def test_a_moved_root_takes_no_brief_though_the_snapshot_has_nothing_of_it(
+    engine: Engine, provider: Provider, tools: Path | None, path: str
+) -> None:
+    first, box = provider.box(), provider.box(tools=tools)
+    write(first.home / "MEMORY.md", b"# Long term\n")
+    await export(engine, first.open(), ExportRequest(memory=MEMORY))
+    ((variable, value),) = MOVED[path].items()
+    opened = box.open()
+    where = f"{box.home}{value}" if value.startswith("/") else value
+    opened._sandbox._environment[variable] = where  # type: ignore[attr-defined]
+    receipt = await restore(engine, opened, RestoreRequest(memory=MEMORY, brief=1000, brief_path=path))
+    assert receipt.outcome is RestoreOutcome.COMPLETE and (box.home / "MEMORY.md").exists()
+    assert not (box.home / path.split("/")[0]).exists() and receipt.brief is not None and not receipt.brief.path
+    assert any("would be memory" in one for one in receipt.warnings)
+    again = await restore(engine, opened, RestoreRequest(memory=MEMORY, brief=1000, brief_path="other/BRIEF.md"))
+    assert again.brief is not None and again.brief.path == "other/BRIEF.md"
+
+
+async def test_a_root_that_a_setting_names_takes_no_brief(
+    engine: Engine, open_provider: Callable[[Name], Provider]
+) -> None:
+    provider = open_provider("local")
+    await begin(engine, provider)
+    box = provider.box()
+    write(box.home / "app/.claude/settings.json", b'{"autoMemoryDirectory": "notes"}')
+    receipt = await place(engine, box, "app/notes/BRIEF.md")
+    assert any("would be memory" in one for one in receipt.warnings) and not (box.home / "app/notes").exists()
+    await place(engine, box, "app/BRIEF.md")
+    assert (box.home / "app/BRIEF.md").exists()
+
+
 async def test_a_brief_that_fails_is_a_warning(
     engine: Engine, open_provider: Callable[[Name], Provider], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sidecar.cli import main
+from sidecar.engine.exports import gate
 from sidecar.engine.exports.steps import finish_export
 from sidecar.engine.reviews import Word, accept, decline
 from sidecar.errors import AlreadyDecided, SwapLost
 from sidecar.ids import MemoryKeys
 from sidecar.policy.review import Review
+from sidecar.receipts import GREW
 from sidecar.store.encryption.keys_given import GivenKeys
 from sidecar.store.manifest import REVIEWED, Head
 from sidecar.store.repository import Repository
@@ -48,6 +52,13 @@ class Scene:
 
     def run(self, *words: str | Path) -> Ran:
         return run_cli(*words, "--config", self.config, store=self.store)
+
+    def say(self, *words: str | Path) -> str:
+        """What a command prints for people."""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            main([*map(str, words), f"--config={self.config}", f"--store=file:{self.store}"])
+        return printed.getvalue()
 
     def export(self, *more: str, home: Path | None = None) -> Ran:
         return self.run("export", MEMORY, "--sandbox", f"local:{home or self.home}", *more)
@@ -362,3 +373,37 @@ def test_an_earlier_version_refuses_a_memory_that_is_under_review(scene: Scene, 
     wrote = before.run("export", MEMORY, "--sandbox", f"local:{scene.home}", store=scene.store)
     assert wrote.code != 0, wrote.document
     assert scene.head == head
+
+
+def test_what_was_decided_is_not_offered_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.first_head()
+    scene.learn("Deploys")
+    declined = scene.pending()
+    scene.run("decline", MEMORY, declined)
+    said = scene.say("export", MEMORY, "--sandbox", f"local:{scene.home}")
+    assert "rejected" in said and "memory-sidecar accept" not in said and "The decision stays" in said
+    shown = scene.say("show", MEMORY, declined)
+    assert "It waits" not in shown and "It waited for a review: +1 section" in shown
+    scene.learn("More")
+    assert "memory-sidecar accept" in scene.say("export", MEMORY, "--sandbox", f"local:{scene.home}")
+    assert gate.GREW.startswith(GREW)
+
+
+def test_a_snapshot_beside_the_head_is_compared_with_the_head(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    first = scene.first_head()
+    scene.learn("Deploys")
+    second = scene.pending()
+    scene.learn("Backups")
+    third = scene.pending()
+    for words in ((third,), ("latest", third)):
+        for how in ((), ("--files",)):
+            found = scene.run("diff", MEMORY, *words, *how).document
+            assert (found["from"], found["to"]) == (first, third) and found["changed"]
+    found = scene.run("diff", MEMORY, third[-8:]).document
+    assert found["counts"] == {"section": {"added": 2, "changed": 0, "removed": 0}}
+    scene.run("accept", MEMORY, second)
+    for former in (first, second):
+        found = scene.run("diff", MEMORY, former).document
+        assert (found["from"], found["to"]) == (former, second)

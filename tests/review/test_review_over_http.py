@@ -164,3 +164,31 @@ def test_the_page_shows_what_waits_and_decides(scene: Scene) -> None:
         review = rows[str(first)].review
         assert review is not None and review.because == "read on the page"
         assert page.title() == "memory-sidecar"
+
+
+def test_the_page_compares_what_waits_with_the_head_and_clears_what_it_showed(scene: Scene) -> None:
+    expect.set_options(timeout=30_000)
+    with scene.client() as client, browsing() as page:
+        for title in ("One", "Two", "Three"):
+            scene.learn(title)
+            client.export(MEMORY, sandbox=scene.ref)
+            if title == "One":
+                client.accept(MEMORY)
+        client.fork(MEMORY, "other")
+        page.set_viewport_size({"width": 1000, "height": 300})
+        page.goto(f"{scene.service.url}/#token={TOKEN}")
+        expect(page.locator("#waiting tbody tr")).to_have_count(2)
+        page.locator("#waiting tbody tr:first-child td:nth-child(2) button").click()
+        expect(page.locator("#how")).to_have_text("What would change with")
+        expect(page.locator("#changes tbody")).to_contain_text("Two")
+        expect(page.locator("#changes tbody")).to_contain_text("Three")
+        expect(page.locator("#changes tbody")).not_to_contain_text("removed")
+        expect(page.locator("#changes h2")).to_be_in_viewport()
+        expect(page.locator("#files")).to_be_visible()
+        page.locator("#memories button:has-text('other')").click()
+        expect(page.locator("#of")).to_have_text("other")
+        for section in ("#changes", "#says", "#files"):
+            expect(page.locator(section)).to_be_hidden()
+        page.locator("#snapshots tbody button").first.click()
+        expect(page.locator("#how")).to_have_text("What changed with")
+        expect(page.locator("#says tbody")).to_contain_text("One")

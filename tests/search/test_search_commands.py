@@ -415,3 +415,13 @@ def test_a_real_process_shows_no_password_and_no_traceback(tmp_path: Path, agent
     ran = run_cli("export", "m", f"--sandbox=local:{agent.home}", store=tmp_path / "store", env=env)
     assert ran.code == 0 and told(ran.document)
     assert PASSWORD not in json.dumps(ran.document) + ran.stderr
+
+
+def test_a_memory_that_is_not_there_is_not_one_that_says_nothing(tmp_path: Path, agent: Agent) -> None:
+    store = tmp_path / "store"
+    assert export(agent, store).code == 0
+    ran = run_cli("search", "otter", "--memory", "nobody", store=store)
+    assert (ran.code, ran.error) == (1, "memory-not-found")
+    assert done("search", "neverheardof", "--memory", "conductor", store=store)["hits"] == []
+    ran = run_cli("records", "conductor", "--kind", "nokind", store=store)
+    assert (ran.code, ran.error) == (2, "usage")

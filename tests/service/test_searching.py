@@ -76,6 +76,8 @@ def test_search_by_http_and_client_follows_every_change(tmp_path: Path, agent: A
         for query in (*wrong, {"q": "x", "offset": -1}):
             assert service.http.get("/v1/search", params=query).status_code == 422
         assert service.http.get("/v1/search", params={"q": "\0'); --"}).json()["hits"] == []
+        missing = service.http.get("/v1/search", params={"q": "neverheardof", "memory": "nobody"})
+        assert (missing.status_code, missing.json()["code"]) == (404, "memory-not-found")
         assert service.http.get("/v1/search", params={"q": "x"}, headers={"Authorization": ""}).status_code == 401
 
 

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 
 from sidecar.engine.core import Engine, new_upload_path
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
+from sidecar.engine.shell.scripts import RESOLVED
 from sidecar.errors import SidecarError, UnsafePath
+from sidecar.format.patterns import Rules
 from sidecar.format.protocol import RestoreAnswer
 from sidecar.ids import build_memory_key
 from sidecar.program.brief import NOTE, SIGNATURE, find_taker, is_suitable
@@ -18,9 +20,27 @@ NOT_MADE = "There is no brief of {snapshot}: {problem} The memory itself is not 
 NOT_PUT = "The brief could not be put into the sandbox: {problem}"
 SECONDS = 30.0
 MOST_OUTPUT = 1 << 16
-# Folder by folder from the home on, and never through a link. Exit codes say what was in the way.
+# Folder by folder from the home on, and never through a link. Exit codes say what was in the way. ``moved`` tells whether
+# the place that a variable names is one of these below the home, where a root would take the brief, or has all of it.
 PUT = """upload={upload} signature={signature} cache="${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar"
+{resolved}
+moved() {{
+    [ -n "$1" ] || return 1
+    case "$1" in
+    /*) root=$1 ;;
+    "~" | "~/"*) root=$HOME${{1#"~"}} ;;
+    *) root=$HOME/$1 ;;
+    esac
+    root=$(resolved "$(printf %s "$root$2" | sed 's,//*,/,g; s,/[.]/,/,g; s,/[.]$,,; s,/$,,')")
+    shift 2
+    case "$(resolved "$HOME")/" in "${{root%/}}"/?*) return 0 ;; esac
+    for below; do
+        [ "$root" != "$(resolved "$HOME$below")" ] || return 0
+    done
+    return 1
+}}
 put() {{
+{moved}
     cd "$HOME" || return 3
     for part in {folders}; do
         [ ! -L "$part" ] || return 4
@@ -45,6 +65,7 @@ CODES = {
     4: "a link is in the way.",
     5: "a file is there already that is no brief.",
     6: "that is the sidecar's own folder.",
+    7: "it would be memory there, as a variable of the sandbox says.",
 }
 
 
@@ -88,6 +109,25 @@ async def prepare_brief(run: RestoreRun, fetched: FetchedSnapshot | None = None)
     )
 
 
+def _build_moved(engine: Engine, path: str) -> str:
+    """Build the lines that refuse a brief where a root would take it that a variable of the sandbox moves."""
+    parts, lines = path.split("/"), []
+    for layout in (layout.for_sandbox() for layout in engine.layouts.values()):
+        for root in layout["roots"]:
+            rules = Rules(layout, root)
+            if root.get("file"):
+                tops = [f"/{path}"]
+            else:
+                ways = [("".join(f"/{part}" for part in parts[:at]), "/".join(parts[at:])) for at in range(len(parts))]
+                tops = [top for top, way in ways if rules.takes(way)]
+            for entry in root.get("env", []) if tops else []:
+                name, _, inner = entry.partition("/")
+                below = "".join(f"/{part}" for part in (inner, root.get("below", "")) if part)
+                words = " ".join(shlex.quote(word) for word in (below, *tops))
+                lines.append(f'moved "${{{name}:-}}" {words} && return 7')
+    return "\n".join(dict.fromkeys(lines))
+
+
 async def put_by_shell(run: RestoreRun, answer: RestoreAnswer) -> None:
     """Put the brief into a sandbox without Python: one more upload and one more command."""
     if run.brief is None or not run.request.brief_path or not run.sandbox.without_python:
@@ -99,6 +139,8 @@ async def put_by_shell(run: RestoreRun, answer: RestoreAnswer) -> None:
         yield text.encode("utf-8", "replace")
 
     command = PUT.format(
+        resolved=RESOLVED,
+        moved=_build_moved(run.engine, run.request.brief_path),
         upload=shlex.quote(upload),
         signature=shlex.quote(SIGNATURE),
         folders=" ".join(map(shlex.quote, folders)),

@@ -321,14 +321,20 @@ done
 """Print the folder if it contains any of the markers."""
 
 
-ASSIGN = """given=0
-resolved() {
+RESOLVED = """resolved() {
 path=$1 rest=""
 while [ ! -d "${path:-/}" ]; do rest=/${path##*/}$rest path=${path%/*}; done
 path=$(CDPATH='' cd "${path:-/}" && pwd -P)
 path=${path%/}$rest
 printf '%s' "${path:-/}"
-}
+}"""
+"""Print the real path of a folder, which need not be there."""
+
+
+ASSIGN = (
+    RESOLVED
+    + """
+given=0
 give() {
 one=$(resolved "${1%/}") number=1
 while [ "$number" -le "$given" ]; do
@@ -357,6 +363,7 @@ eval "other=\\$given_$number"
 done
 eval "project_$1=\\$other given_$number=''"
 }"""
+)
 """Decide which of the given folders is the n-th project, by the same rules as the in-sandbox program: the one with the
 project's former path (``same``), else the n-th, else the next one left (``next_one``)."""
 

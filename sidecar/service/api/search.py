@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from sidecar.engine.queries import list_existing_ids
 from sidecar.ids import check_memory_id
 from sidecar.models.answers import RECORD_KINDS, Found, RecordKind
 from sidecar.search import port
@@ -32,7 +33,7 @@ Kinds = Annotated[
 Projects = Annotated[list[str] | None, Query(max_length=MOST_NAMES, description="Only of these projects.")]
 
 
-@router.get("/search", responses=document_problems(400, 409, 422, 503))
+@router.get("/search", responses=document_problems(400, 404, 409, 422, 503))
 @needs(Verb.READ, scope=Scope.SEEN)
 async def search_memories(
     request: Request,
@@ -47,7 +48,8 @@ async def search_memories(
     offset: Annotated[int, Query(ge=0, le=10_000)] = 0,
 ) -> Found:
     """Find what memories say, in all of them or in those named. What newer snapshots say than a hit's ``snapshot`` was not
-    looked at; ``behind`` names the memories that have one. Where search is off: 409, ``no-index``."""
+    looked at; ``behind`` names the memories that have one. A memory that is named and does not exist is ``memory-not-found``
+    if nothing is found. Where search is off: 409, ``no-index``."""
     index = get_sidecar(request).engine.index
     if index is None:
         raise explain_no_index(encrypted=find_encryption(get_sidecar(request).engine.repository.store) is not None)
@@ -68,6 +70,9 @@ async def search_memories(
         offset=offset,
     )
     found = await index.search(wanted)
+    if not found.hits:
+        for named in memory or ():
+            await list_existing_ids(get_sidecar(request).engine.repository, named)
     return replace(
         found,
         hits=[hit for hit in found.hits if caller.sees(hit.memory)],

@@ -59,6 +59,8 @@ def _advise(receipt: ExportReceipt, code: str) -> str:
             " the head, `decline` keeps it from ever becoming it."
         )
     advice = []
+    if receipt.snapshot is not None and not receipt.may_be_accepted:
+        return f"It is kept as {receipt.snapshot}. The decision stays: to go on from the head, restore it into this sandbox."
     if receipt.snapshot is not None:
         head = f" {receipt.head}" if receipt.head else ""
         advice += [

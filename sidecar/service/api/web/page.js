@@ -108,7 +108,7 @@ async function look() {
   const { attachments, missing, noticed } = await json("v1/attachments");
   one("store").replaceChildren(breakable(store));
   fill("memories", memories.map((memory) => row(
-    [link(memory.memory, () => { shown = memory.memory; refresh(); })],
+    [link(memory.memory, () => choose(memory.memory))],
     memory.problem ? [memory.problem, "bad"] : [memory.created ? ago(memory.created) : "none became the head"],
     [memory.pending ? `${memory.snapshots} (${memory.pending} pending)` : String(memory.snapshots), "number"], [memory.files.toLocaleString("en"), "number"], [size(memory.bytes), "number"],
   )));
@@ -137,7 +137,7 @@ async function waiting(memories, may) {
     for (const snapshot of found.filter((snapshot) => snapshot.standing === "pending").slice(0, MOST_ROWS)) {
       ids.push(memory.memory, snapshot.snapshot);
       rows.push(row(
-        [memory.memory], [link(snapshot.snapshot, () => { shown = memory.memory; inspect(memory.memory, snapshot.snapshot); refresh(); })],
+        [memory.memory], [link(snapshot.snapshot, () => { choose(memory.memory); inspect(memory.memory, snapshot.snapshot, true); })],
         [ago(snapshot.created), "whole"], [snapshot.conversation || snapshot.sandbox, "faint"],
         [block(snapshot.pending), "faint"], [may ? decision(memory.memory, snapshot.snapshot) : ""],
       ));
@@ -176,13 +176,24 @@ async function decide(memory, path, body, form) {
   await refresh();
 }
 
+// What is shown of a snapshot stays only as long as its memory is.
+let inspected = 0;
+function choose(memory) {
+  if (memory !== shown) {
+    inspected += 1;
+    for (const section of ["changes", "says", "files"]) one(section).hidden = true;
+  }
+  shown = memory;
+  refresh();
+}
+
 async function snapshots() {
   if (!shown) return;
   const answer = await ask(`v1/memories/${encodeURIComponent(shown)}/snapshots`);
   const rows = answer.ok ? (await answer.json()).snapshots : [];
   one("of").replaceChildren(breakable(shown));
   fill("snapshots", rows.map((snapshot) => row(
-    [link(snapshot.snapshot, () => inspect(shown, snapshot.snapshot))], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad", pending: "bad", declined: "bad" }[snapshot.standing]],
+    [link(snapshot.snapshot, () => inspect(shown, snapshot.snapshot, snapshot.standing === "pending"))], [snapshot.standing, { head: "good", damaged: "bad", rejected: "bad", pending: "bad", declined: "bad" }[snapshot.standing]],
     snapshot.created ? [ago(snapshot.created), "whole"] : [snapshot.problem, "bad"], [snapshot.label || snapshot.conversation || snapshot.sandbox, "faint"],
     [counted(snapshot.changes), "faint"], [snapshot.files.toLocaleString("en"), "number"], [size(snapshot.bytes), "number"],
   )));
@@ -203,19 +214,30 @@ async function complaint(answer, told) {
   return [[detail, hint].filter(Boolean).join(" ")];
 }
 
+// What accepting a snapshot would change: it is compared with the present head, if there is one.
+async function compare(base, name, waits) {
+  const plain = `${base}/diff?to=${name}&limit=${MOST_ROWS}`;
+  if (!waits) return ask(plain);
+  const answer = await ask(`${plain}&from=latest`);
+  return answer.status === 404 ? ask(plain) : answer;
+}
+
 // A snapshot never changes: what it says is asked for once, when somebody opens it.
-async function inspect(memory, snapshot) {
+async function inspect(memory, snapshot, waits) {
+  const mine = inspected += 1;
   const base = `v1/memories/${encodeURIComponent(memory)}`;
   const name = encodeURIComponent(snapshot);
   const [difference, said, whole] = await Promise.all([
-    ask(`${base}/diff?to=${name}&limit=${MOST_ROWS}`), ask(`${base}/snapshots/${name}/records?limit=${MOST_ROWS}`),
+    compare(base, name, waits), ask(`${base}/snapshots/${name}/records?limit=${MOST_ROWS}`),
     ask(`${base}/snapshots/${name}`),
   ]);
+  if (mine !== inspected) return;
   const compared = difference.ok ? await difference.json() : { records: [], files: [] };
   const { records: changes, files: others } = compared;
   const untold = await complaint(difference, compared);
   if (compared.next) untold.push(`These are the first ${MOST_ROWS}: ${counted(compared.counts)}.`);
   one("untold").replaceChildren(lines(...untold));
+  one("how").textContent = waits ? "What would change with" : "What changed with";
   one("with").replaceChildren(breakable(snapshot));
   const style = { added: "good", removed: "bad" };
   fill("changes", [
@@ -229,6 +251,7 @@ async function inspect(memory, snapshot) {
   fill("says", records.map((record) => row([record.kind], [record.title], [record.path, "faint"], [record.at ? ago(record.at) : "", "faint"])));
   const entries = whole.ok ? (await whole.json()).entries.filter((entry) => entry.type === "file") : [];
   fill("files", entries.slice(0, MOST_ROWS).map((entry) => row([entry.path], [size(entry.size), "number"])));
+  one("changes").scrollIntoView();
 }
 
 function difflines(record) {
