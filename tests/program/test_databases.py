@@ -7,13 +7,16 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sidecar.format.refusal import Refusal
+from sidecar.program.sqlite import backup
 from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
 from tests.parts.homes import PROJECT
 
@@ -208,3 +211,20 @@ def test_looking_through_a_large_database_takes_little_memory(tmp_path: Path) ->
     )
     assert place.stat().st_size > 190_000_000
     assert int(ran.stdout) < 80, "MB; the file has 200"
+
+
+def test_while_a_database_is_read_nothing_else_of_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that closes a file of the database ends the locks that keep its writer from what is being read."""
+    make(tmp_path / "a.db", "WAL")
+    readers: list[threading.Thread] = []
+    copy_live = backup._copy_live
+
+    def watched(*given: Any) -> str:
+        readers.append(threading.current_thread())
+        return copy_live(*given)
+
+    monkeypatch.setattr(backup, "_copy_live", watched)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert readers == [threading.current_thread()] and copied.read_check() == "ok"

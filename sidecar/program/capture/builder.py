@@ -22,7 +22,7 @@ from sidecar.program.scratch import Scratch
 if TYPE_CHECKING:
     from sidecar.format.packs import Packer
     from sidecar.program.privacy.screen import Screen
-    from sidecar.program.sqlite.backup import RunningCopy
+    from sidecar.program.sqlite.backup import CheckedCopy
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
@@ -54,8 +54,8 @@ class ExportBuilder:
         self._fit = fit
         self._base = base
         self._looked_at = looked_at
-        self._copy: tuple[FoundPath, RunningCopy, list[Any]] | None = None
-        """The database that is being copied, and its stat signature from before."""
+        self._copy: tuple[FoundPath, CheckedCopy, list[Any]] | None = None
+        """The database that was copied last, and its stat signature from before."""
 
     @property
     def screen(self) -> Screen:
@@ -66,12 +66,12 @@ class ExportBuilder:
             self.screened = Screen(self._question.privacy, self._work, self.skipped)
         return self.screened
 
-    def start_first_copy(self, databases: Iterable[FoundPath]) -> None:
-        """Start to copy the first of these databases that has changed."""
+    def copy_first(self, databases: Iterable[FoundPath]) -> None:
+        """Copy the first of these databases that has changed: its copy is checked while other files are read."""
         for found in databases:
             signature = _compute_database_signature(found.place)
             if self._base is None or self._base.find_unchanged(found.path, signature) is None:
-                self.start_copy(found)
+                self.copy_database(found)
                 return
 
     def take(self, found: FoundPath) -> None:
@@ -155,10 +155,11 @@ class ExportBuilder:
         """Add a database: copy it with the backup API, scrub the copy, and carry its changed pages."""
         if self._copy is None or self._copy[0] != found:
             self.end_copy()
-            self.start_copy(found)
+            self.copy_database(found)
         assert self._copy is not None
         _, copy, signature = self._copy
-        target, page = copy.target, copy.read_page()
+        copy.expect()
+        target, page = copy.target, copy.page
         emptied = found.root.rules.emptied(found.relative)
         if emptied and copy.read_check() != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
@@ -199,14 +200,14 @@ class ExportBuilder:
             self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
         self.end_copy()
 
-    def start_copy(self, found: FoundPath) -> None:
-        """Start to copy a database. Any time until it is taken, so that other files are read meanwhile."""
+    def copy_database(self, found: FoundPath) -> None:
+        """Copy a database that is taken later."""
         from sidecar.program.sqlite import backup
 
         signature = backup.compute_database_signature(found.place)
         target = os.path.join(self._work, "database")
         emptied = found.root.rules.emptied(found.relative)
-        copy = backup.RunningCopy(found.place, target, self._question.database_wait, emptied, self._strict)
+        copy = backup.CheckedCopy(found.place, target, self._question.database_wait, emptied, self._strict)
         self._copy = found, copy, signature
 
     def end_copy(self) -> None:

@@ -170,14 +170,14 @@ class Export:
         return answer
 
     def _take_all(self) -> None:
-        """Take every path. Databases come last, and the first of them is copied while the other files are read."""
+        """Take every path. The first database is copied first: its copy is checked while other files are read."""
         found = [
             one for one in self._find_paths() if one.path not in self.dropped and not self._keeps_base_version(one)
         ]
         databases = {
             one.path: one for one in found if one.root.rules.database(one.relative) and S_ISREG(one.status.st_mode)
         }
-        self.taking.start_first_copy(databases.values())
+        self.taking.copy_first(databases.values())
         for one in found:
             if one.path not in databases:
                 self.taking.take(one)

@@ -74,9 +74,13 @@ def _identify_log(place: str) -> int:
     return int.from_bytes(said.digest()[:7], "big")
 
 
-class RunningCopy:
-    """A database that is copied to the new file ``target``, and checked, in a thread: while SQLite works, other threads
-    run.
+class CheckedCopy:
+    """A database, copied to the new file ``target``. The copy is checked in a thread, while other files are read.
+
+    Only the copy: while SQLite reads the database itself, nothing else may run in this process. Whoever closes a file of
+    a process ends all locks that the process has on that file (POSIX; "How To Corrupt An SQLite Database File", section
+    2.2). One look at the database or its logs by another thread, and a checkpoint of its writer may overwrite what is
+    being read: the copy is then torn, and passes every check.
 
     The rows of the tables ``emptied`` are not in the copy. SQLite opens files by their paths and follows links. With
     ``strict``, what it opened must be the very file found at this path without following any link.
@@ -87,47 +91,41 @@ class RunningCopy:
     ) -> None:
         self.source = source
         self.target = target
-        self._page = 0
+        self.page = 0
+        """The page size; 0 if it is no database."""
+        self._problem: Refusal | None = None
+        self._thread: threading.Thread | None = None
         self._check = ""
-        self._problem: BaseException | None = None
-        self._copied = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(wait, emptied, strict), daemon=True)
-        self._thread.start()
-
-    def _run(self, wait: float, emptied: list[str] | None, strict: bool) -> None:
         try:
-            self._check = _copy_live(self.source, self.target, wait, emptied, strict)
-            if self._check:
-                return
-            self._page = read_page_size(self.target)
-            self._copied.set()
-            self._check = quick_check(self.target)
-        except BaseException as problem:  # raised by who waits for it
+            self._check = _copy_live(source, target, wait, emptied, strict)
+        except Refusal as problem:  # raised when it is the database's turn
             self._problem = problem
-        finally:
-            self._copied.set()
+            return
+        if not self._check:
+            self.page = read_page_size(target)
+            self._thread = threading.Thread(target=self._run_check, daemon=True)
+            self._thread.start()
 
-    def read_page(self) -> int:
-        """Wait for the copy, which may not be checked yet. Return its page size; 0 if it is no database.
+    def _run_check(self) -> None:
+        self._check = quick_check(self.target)
 
-        Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could not be opened or
-        the copy not written.
-        """
-        self._copied.wait()
+    def expect(self) -> None:
+        """Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could not be opened or
+        the copy not written."""
         if self._problem is not None:
             raise self._problem
-        return self._page
 
     def read_check(self) -> str:
         """Wait for the check. Return "ok" or SQLite's problem: a damaged database is still copied."""
-        self._thread.join()
-        if self._problem is not None:
-            raise self._problem
+        self.expect()
+        if self._thread is not None:
+            self._thread.join()
         return self._check
 
     def remove(self) -> None:
         """Remove the copy, once nothing works on it any more."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
             if os.path.exists(self.target + tail):
                 os.unlink(self.target + tail)
@@ -136,10 +134,9 @@ class RunningCopy:
 def copy_database(
     source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
 ) -> DatabaseCopy:
-    """Copy a database as ``RunningCopy`` does, and wait for the check."""
-    copy = RunningCopy(source, target, wait, emptied, strict)
-    check = copy.read_check()
-    return DatabaseCopy(target, copy.read_page(), check)
+    """Copy a database as ``CheckedCopy`` does, and wait for the check."""
+    copy = CheckedCopy(source, target, wait, emptied, strict)
+    return DatabaseCopy(target, copy.page, copy.read_check())
 
 
 def _copy_live(source: str, target: str, wait: float, emptied: list[str] | None, strict: bool) -> str:
