@@ -80,7 +80,7 @@ class World:
     def save(self, service: Service, sandbox: Emulated, text: str) -> None:
         write(sandbox.home / "MEMORY.md", text.encode())
         answer = service.export("me", f"{self.provider.name}:{sandbox.id}")
-        assert answer.json()["outcome"] == "committed", answer.text
+        assert answer.json()["outcome"] in ("committed", "unchanged"), answer.text  # a checkpoint may have been quicker
 
     def records(self) -> list[str]:
         return [one.name for one in (self.store / STARTS).iterdir()] if (self.store / STARTS).exists() else []
