@@ -1,4 +1,4 @@
-"""Opens stores, sandboxes and search databases by their references. The only module that knows which adapters exist."""
+"""Opens stores, sandboxes and search databases by their references. The only module that imports adapters."""
 
 from __future__ import annotations
 

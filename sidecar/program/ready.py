@@ -1,8 +1,8 @@
 """The sign for the agent in a sandbox that its memory is in place: ``ready.json`` in the program's folder (scratch.py).
 
 It is gone before a restore begins, and there again, with the essentials of the receipt, when the restore has ended well.
-A copy of a sandbox has the sign of the one it was made from: ``sandbox`` says for which one it was written. Nothing here
-is read back by the sidecar.
+A copy of a sandbox has the sign of the one it was made from: ``sandbox`` says for which one it was written. The
+sidecar reads it too (``read_sign`` in ``engine/restores``), as what anybody in the sandbox may have written.
 """
 
 from __future__ import annotations

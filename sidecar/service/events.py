@@ -32,8 +32,8 @@ class Events:
     def publish(
         self, kind: str, again: bool = False, /, *, memory: str = "", sandbox: str = "", **details: Any
     ) -> None:
-        """Publish an event. This is the one place from which metrics, webhooks, the search index and listeners learn
-        that a memory changed.
+        """Publish an event. This is the one place from which the metrics, webhooks, search index and listeners of a
+        service learn that a memory changed.
 
         ``again``: the same was published before, such as a problem that continues. Only subscribers that asked for
         repetitions get it, to count it.

@@ -1,11 +1,12 @@
-"""May the head move to this snapshot? The one place that decides it, in this order:
+"""May the head move to this snapshot, as far as the snapshot itself can say? It is decided in this order:
 
 1. Is it the right store and the right memory (``_find_mix_up``)?
 2. Do the guards object: is it worse than the head that it would replace (``list_objections``)?
 3. Has the same objection come up so often by now that the change must be meant (``_weigh``)?
 4. Did the sandbox start from the head (``continues_head``)?
+5. Was a part of the head kept from this sandbox (``_find_withheld_roots``)?
 
-What passes all of them meets the checks and the review in ``gate``.
+What passes all of them meets the checks and the review in ``gate``: nothing else decides about the head of an export.
 
 Guards keep a good memory from being overwritten by a worse one. Without the third question, a guard would block a
 memory forever after a change that was meant. Only objections that may be intended (``limits.REPEATABLE``: files are
