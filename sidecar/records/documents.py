@@ -7,8 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.columns import build_row_record, identify
@@ -26,13 +25,13 @@ _TITLE = re.compile(r"""(?mi)^\s*(?:title|name)\s*:\s*["']?(.+?)["']?\s*$|^#{1,6
 
 def read_list(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
     """Yield the items of a JSON list. Raise ``Unreadable``, possibly after some items."""
-    for value in _iterate_values(file.place, spec):
+    for value in _iterate_values(file, spec):
         yield _make_item(spec, file, value)
 
 
-def read_rest(place: str, spec: RecordSpec) -> bytes:
+def read_rest(file: MemoryFile, spec: RecordSpec) -> bytes:
     """Return a digest of what a JSON document holds beside its list; empty if it is a list. Raise ``Unreadable``."""
-    text = _read_text(place)
+    text = _read_text(file)
     if text[_skip_blanks(text, 0) :][:1] == "[":
         return b""
     document = _parse_document(text)
@@ -44,25 +43,36 @@ def read_rest(place: str, spec: RecordSpec) -> bytes:
 def read_lines(file: MemoryFile, spec: RecordSpec, tail: int = 0) -> Iterator[Item]:
     """Yield each line of JSON lines; with ``tail``, only those that begin in so many bytes at the end. One that is not
     JSON, or too long, is known by its bytes alone."""
-    with Path(file.place).open("rb") as stream:
-        start = os.fstat(stream.fileno()).st_size - tail
-        if tail and start > 0:
-            stream.seek(start - 1)
-            while not stream.readline(LONGEST_LINE).endswith(b"\n") and stream.peek(1):  # the line that began before
+    with file.open() as stream:
+        start = stream.seek(0, os.SEEK_END) - tail if tail else 0
+        stream.seek(max(0, start - 1))
+        if start > 0:
+            while (skipped := stream.readline(LONGEST_LINE)) and not skipped.endswith(b"\n"):  # it began before
                 pass
-        while line := stream.readline(LONGEST_LINE):
-            whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
-            while not whole:  # only its beginning counts
-                more = stream.readline(LONGEST_LINE)
-                whole = more.endswith(b"\n") or len(more) < LONGEST_LINE
-            line = line.strip()
-            if line:
-                yield _make_item(spec, file, _parse_line(line), line)
+        for line in _iterate_lines(stream):
+            yield _make_item(spec, file, _parse_line(line), line)
+
+
+def count_lines(stream: BinaryIO) -> int:
+    """Return how many items ``read_lines`` would yield of what is left of a stream."""
+    return sum(1 for _ in _iterate_lines(stream))
+
+
+def _iterate_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines that are not empty. Of one that is too long only the beginning counts."""
+    while line := stream.readline(LONGEST_LINE):
+        whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
+        while not whole:
+            more = stream.readline(LONGEST_LINE)
+            whole = more.endswith(b"\n") or len(more) < LONGEST_LINE
+        line = line.strip()
+        if line:
+            yield line
 
 
 def read_whole(file: MemoryFile, spec: RecordSpec) -> Iterator[Item]:
     """Yield the file as one record, identified by its path."""
-    with Path(file.place).open("rb") as stream:
+    with file.open() as stream:
         data = stream.read(LARGEST_LIST)
     yield Item(spec.kind, ".", digest_contents(data), partial(_build_whole, spec, file, data), data)
 
@@ -74,9 +84,9 @@ def _build_whole(spec: RecordSpec, file: MemoryFile, data: bytes, key: str) -> R
     return _make_record(spec, file, key, title, text)
 
 
-def _iterate_values(place: str, spec: RecordSpec) -> Iterator[Any]:
+def _iterate_values(file: MemoryFile, spec: RecordSpec) -> Iterator[Any]:
     """Yield the values of a list: one at a time if the document is that list."""
-    text = _read_text(place)
+    text = _read_text(file)
     start = _skip_blanks(text, 0)
     if text[start : start + 1] != "[":
         document = _parse_document(text)
@@ -97,11 +107,12 @@ def _iterate_values(place: str, spec: RecordSpec) -> Iterator[Any]:
         raise Unreadable(f"it is not JSON: {problem}") from None
 
 
-def _read_text(place: str) -> str:
-    file = Path(place)
-    if file.stat().st_size > LARGEST_LIST:
+def _read_text(file: MemoryFile) -> str:
+    with file.open() as stream:
+        data = stream.read(LARGEST_LIST + 1)
+    if len(data) > LARGEST_LIST:
         raise Unreadable(f"it is larger than {LARGEST_LIST >> 20} MB")
-    return file.read_bytes().decode("utf-8-sig", "replace")
+    return data.decode("utf-8-sig", "replace")
 
 
 def _parse_document(text: str) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime
+from typing import BinaryIO
 
 from sidecar.host.values import dataclass
 
@@ -21,6 +23,12 @@ class MemoryFile:
     """Where the project was that it belongs to."""
     mtime: int = 0
     """In nanoseconds."""
+    data: bytes | None = None
+    """What is in it, if that is in memory; then there is nothing at ``place``."""
+
+    def open(self) -> BinaryIO:
+        """Open it to read."""
+        return open(self.place, "rb") if self.data is None else io.BytesIO(self.data)
 
     @property
     def name(self) -> str:

@@ -163,7 +163,7 @@ def split_pieces(data: bytes) -> Iterator[Piece]:
 
 def read_sections(file: MemoryFile) -> Iterator[Item]:
     """Yield the sections and tasks of a file; when the file was written is their time."""
-    with Path(file.place).open("rb") as stream:
+    with file.open() as stream:
         data = stream.read(LARGEST_FILE)
     return split_sections(file, data)
 

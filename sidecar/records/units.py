@@ -15,7 +15,7 @@ from sidecar.format.patterns import compile_patterns
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout, load_built_in
 from sidecar.layouts.sources import RecordSpec
-from sidecar.records.documents import read_lines, read_list, read_rest, read_whole
+from sidecar.records.documents import count_lines, read_lines, read_list, read_rest, read_whole
 from sidecar.records.files import MemoryFile
 from sidecar.records.record import Item, escape_path, make_unique
 from sidecar.records.sections import read_ending, read_sections
@@ -64,6 +64,19 @@ class Unit:
                     seen.add((item.kind, item.identity))
                 yield path, item
 
+    @property
+    def lone(self) -> tuple[str, RecordSpec] | None:
+        """Its file and source, if it has but one, whose records are in no other file."""
+        return self.sources[0] if len(self.sources) == 1 and not self.shared else None
+
+    def count(self, files: Files) -> Counter[str]:
+        """Return how many records it has, by kind. Raise ``Unreadable``."""
+        if self.lone is not None and self.lone[1].reader == "lines":
+            path, spec = self.lone
+            with files[path].open() as stream:
+                return Counter({spec.kind: count_lines(stream)})
+        return Counter(item.kind for _, item in self.read(files))
+
     def list_rowids(self, files: Files) -> list[tuple[int, int]]:
         """Return (source, rowid) of each of its records, if they all are rows of tables; else nothing. Raise
         ``Unreadable``."""
@@ -90,8 +103,14 @@ class Unit:
             if spec.reader == "sections":
                 rest.append(read_ending(files[path].place))
             elif spec.reader == "list":
-                rest.append(read_rest(files[path].place, spec))
+                rest.append(read_rest(files[path], spec))
         return b"\0".join(rest)
+
+
+def list_read(units: Iterable[Unit]) -> set[str]:
+    """Return the files that have to be read to count the records of some units. A file that is one record as a whole need
+    not be."""
+    return {path for unit in units if unit.lone is None or unit.lone[1].reader != "whole" for path in unit.paths}
 
 
 def name_item(where: str, item: Item, used: Counter[str]) -> str:

@@ -11,7 +11,9 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import zstandard
 
@@ -33,6 +35,43 @@ from sidecar.store.manifest import Manifest, Pack
 from sidecar.store.recall import Recalled
 
 Holds = Callable[[str], bool]
+
+MOST_IN_MEMORY = 16 << 20
+LARGEST_IN_MEMORY = 256 << 10
+"""A larger file is kept on disk."""
+
+
+class KeptFiles:
+    """Files that are kept while the pack that carries them is checked, so that it need not be unpacked to read them."""
+
+    def __init__(self, scratch: Spool) -> None:
+        self.wanted: set[str] = set()
+        """Their paths."""
+        self._scratch = scratch
+        self._room = MOST_IN_MEMORY
+        self._data: dict[str, io.BytesIO] = {}
+        self._files: dict[str, BinaryIO] = {}
+
+    def open(self, entry: Entry) -> BinaryIO | None:
+        """Return where the contents of a file are to be written; ``None`` if it is not kept."""
+        path = entry.path
+        if path not in self.wanted:
+            return None
+        if entry.size <= min(LARGEST_IN_MEMORY, self._room):
+            self._room -= entry.size
+            return self._data.setdefault(path, io.BytesIO())
+        return self._files.setdefault(path, self._scratch.new().open("xb"))
+
+    def read(self, manifest: Manifest, entries: Mapping[str, Entry]) -> dict[str, MemoryFile]:
+        """Return the files as readers get them."""
+        for file in self._files.values():
+            file.close()
+        places = {**dict.fromkeys(self._data, ""), **{path: file.name for path, file in self._files.items()}}
+        files = make_files(places, entries, {root.name: root.hint for root in manifest.roots})
+        return {
+            path: replace(file, data=self._data[path].getvalue()) if path in self._data else file
+            for path, file in files.items()
+        }
 
 
 class Workspace:

@@ -10,11 +10,14 @@ import contextlib
 import gzip
 import io
 import itertools
+import os
 import posixpath
+import queue
 import re
 import tarfile
+import threading
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -33,6 +36,7 @@ from sidecar.errors import (
 )
 from sidecar.format import digests
 from sidecar.format.compression import decompress
+from sidecar.format.digests import Readable
 from sidecar.format.index import DIR, FILE, LINK, Change, Entry, Index, load
 from sidecar.format.packs import BLOCKS_PREFIX, CHUNK, describe_member
 from sidecar.format.tarballs import HEADER_ALLOWANCE, LONGEST_HEADER, MemberContents, SparseMember, Tarball, TooLarge
@@ -45,6 +49,10 @@ FARTHEST_TIME = 1 << 62
 NOTHING: Mapping[str, Entry] = MappingProxyType({})
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 LONGEST_ROW, LONGEST_INDEX = 16 << 20, 512 << 20
+LARGE = 1 << 20
+"""A larger pack is decompressed in a thread, while what came of it is hashed."""
+AHEAD = 3
+"""How many chunks that thread may be ahead."""
 
 
 def check_path(path: str, roots: Collection[str] | None = None, depth: int = 256) -> None:
@@ -188,6 +196,48 @@ class _Watched(io.RawIOBase):
         return len(data)
 
 
+class _ReadAhead(io.RawIOBase):
+    """A stream that a thread reads ahead. Reads raise what reading it raised; ``close`` ends the thread."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._chunks: queue.Queue[bytes | BaseException] = queue.Queue(AHEAD)
+        self._rest = memoryview(b"")
+        self._ended = False
+        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            chunk = b"any"
+            while chunk and not self._ended:
+                chunk = self._stream.read(CHUNK)
+                self._chunks.put(chunk)
+        except BaseException as problem:
+            self._chunks.put(problem)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._rest and not self._ended:
+            got = self._chunks.get()
+            self._ended = not got or isinstance(got, BaseException)
+            if isinstance(got, BaseException):
+                raise got
+            self._rest = memoryview(got)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        self._ended = True
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._chunks.get(timeout=0.01)  # it may wait for room
+        super().close()
+
+
 @contextlib.contextmanager
 def decompress_file(
     pack: Path, codec: str, most: int, progress: Progress | None = None, deadline: Deadline | None = None
@@ -198,6 +248,8 @@ def decompress_file(
         # The compressed side is watched too: a decompressor may read for long without producing any output.
         packed = io.BufferedReader(_Watched(file, None, NoProgress(), deadline), CHUNK)
         plain = stack.enter_context(decompress(packed, codec)) if codec else packed
+        if codec and os.fstat(file.fileno()).st_size > LARGE:
+            plain = stack.enter_context(_ReadAhead(plain))  # type: ignore[assignment]
         yield io.BufferedReader(_Watched(plain, most, progress or NoProgress(), deadline), CHUNK)
 
 
@@ -251,9 +303,17 @@ UNREADABLE = (tarfile.TarError, EOFError, OSError, zlib.error, zstandard.ZstdErr
 
 
 def check_pack(
-    pack: Path, codec: str, index: Index, progress: Progress | None = None, deadline: Deadline | None = None
+    pack: Path,
+    codec: str,
+    index: Index,
+    progress: Progress | None = None,
+    deadline: Deadline | None = None,
+    keep: Callable[[Entry], BinaryIO | None] | None = None,
 ) -> None:
-    """Compare a pack with its index: the same members, sizes and contents, and nothing else. Raise a typed error if not."""
+    """Compare a pack with its index: the same members, sizes and contents, and nothing else. Raise a typed error if not.
+
+    What ``keep`` returns for a file that is carried whole gets its contents, which are right only if nothing is raised.
+    """
     expected = _list_expected(index)
     allowance = sum(length for _, length in expected.values()) + HEADER_ALLOWANCE * (len(expected) + 8)
     try:
@@ -263,7 +323,8 @@ def check_pack(
                 if member.size != length:
                     raise SizeMismatch(f"{member.name!r} has {member.size} bytes in the pack, {length} in its index.")
                 if change.entry.type == FILE:
-                    _check_contents(change, contents)
+                    copy = keep(change.entry) if keep is not None and change.blocks is None else None
+                    _check_contents(change, contents if copy is None else _Copied(contents, copy))
             while plain.read(CHUNK):  # bytes hidden behind the end-of-archive mark are counted too
                 pass
     except UNREADABLE as problem:
@@ -306,7 +367,19 @@ def check_member(member: tarfile.TarInfo) -> None:
         raise UnsafeMember(f"{member.name!r} is neither a file, a folder nor a symbolic link.")
 
 
-def _check_contents(change: Change, contents: MemberContents) -> None:
+class _Copied:
+    """Contents that are copied to a file as they are read."""
+
+    def __init__(self, contents: MemberContents, copy: BinaryIO) -> None:
+        self._contents, self._copy = contents, copy
+
+    def read(self, size: int, /) -> bytes:
+        data = self._contents.read(size)
+        self._copy.write(data)
+        return data
+
+
+def _check_contents(change: Change, contents: Readable) -> None:
     """Compare a file's contents with its digest, or its changed blocks with their sums. Raise DigestMismatch."""
     entry, blocks = change
     if blocks is None:

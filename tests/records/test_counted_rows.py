@@ -46,7 +46,7 @@ async def tell(engine: Engine) -> dict[str, tuple[int, int, int]] | None:
 def poor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing may be read to count."""
     monkeypatch.setattr(counts, "MOST_FETCHED", 0)
-    monkeypatch.setattr(counts, "MOST_READ", 0)
+    monkeypatch.setattr(counts, "MOST_COUNTED", 0)
 
 
 @pytest.mark.usefixtures("poor")

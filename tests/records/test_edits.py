@@ -126,7 +126,7 @@ def edit_json(seed: int, place: Path) -> None:
         indent = 2 if side is later and act == "rewrite" else None
         place.write_text(json.dumps({"version": 1, "items": side} if wrapped else side, indent=indent))
         sides.append(list(read_list(MemoryFile(str(place), "x.json"), spec)))
-        rests.append(read_rest(str(place), spec))
+        rests.append(read_rest(MemoryFile(str(place), "x.json"), spec))
     match = compare(sides[0], sides[1])
     assert [json.loads(source) for source in apply(sides[0], sides[1], match)] == later
     assert rests[0] == rests[1]

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, field, replace
 
@@ -39,6 +39,8 @@ from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
+from sidecar.records.units import list_read, plan_units
+from sidecar.records.workspace import KeptFiles
 from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
@@ -46,6 +48,8 @@ from sidecar.store.manifest import Manifest
 
 MOST_AHEAD = 8 << 20
 """How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
+MOST_COUNTED = 64 << 20
+"""If files have more bytes than this, their records are not counted: an export is not to wait for its own description."""
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
 """Where bundles are in a sandbox. A sandbox must not be able to make the sidecar fetch or remove any other file."""
 
@@ -62,6 +66,8 @@ class ReceivedPack:
 
     pack: PackFile
     entries: dict[str, Entry]
+    kept: KeptFiles | None = None
+    """Of a full pack: its files that hold records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,8 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
     else:
         bundle, stored = await _receive_bundle(run, answer, inline)
     try:
-        return await run_in_thread(check_bundle, engine, checked, bundle, stored, seconds=engine.timing.unpack)
+        kept = KeptFiles(run.scratch)
+        return await run_in_thread(check_bundle, engine, checked, bundle, stored, kept, seconds=engine.timing.unpack)
     except UntrustedSandbox as problem:
         _ask_for_full_export(run, question, answer, problem)
         raise
@@ -290,10 +297,11 @@ async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
 
 
 def check_bundle(
-    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, deadline: Deadline
+    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, kept: KeptFiles, deadline: Deadline
 ) -> CheckedExport:
     """Check a bundle as hostile input and apply it on top of the base of ``checked``. Return the export with what
-    arrived. ``stored`` is the id of the pack if it is in the store already.
+    arrived. ``stored`` is the id of the pack if it is in the store already; ``kept`` gets the files of a full pack whose
+    records are to be counted.
 
     Raise ``UntrustedSandbox`` (``UnpackTimeout`` if it takes too long) or ``LimitExceeded``.
     """
@@ -318,10 +326,22 @@ def check_bundle(
     check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
-    check_pack(bundle.path, answer.codec, index, engine.progress, deadline)
+    if index.kind == "full":
+        kept.wanted = _choose_kept(engine, answer, entries, layout_of)
+    check_pack(bundle.path, answer.codec, index, engine.progress, deadline, kept.open)
     _check_rules(engine, answer, index)
     pack = PackFile(bundle.path, answer.codec, index, stored)
-    return replace(checked, arrived=ReceivedPack(pack, entries))
+    return replace(checked, arrived=ReceivedPack(pack, entries, kept))
+
+
+def _choose_kept(
+    engine: Engine, answer: ExportAnswer, entries: Mapping[str, Entry], layout_of: Mapping[str, str]
+) -> set[str]:
+    """Return the files that have to be read to count records: none of the databases that the sandbox counted, and none at
+    all if they are too large."""
+    files = (path for path, entry in entries.items() if entry.type == FILE and path not in answer.counted)
+    wanted = list_read(plan_units(files, layout_of, engine.layouts).values())
+    return wanted if sum(entries[path].size for path in wanted) <= MOST_COUNTED else set()
 
 
 def _check_roots(engine: Engine, answer: ExportAnswer) -> None:
