@@ -15,6 +15,7 @@ import pytest
 
 from adapters.sandboxes.local import open_local
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.engine.comparison import compare_records
 from sidecar.engine.exports import counts
 from sidecar.engine.queries import list_snapshots
 from sidecar.engine.sandbox.dialogue import ask
@@ -217,3 +218,65 @@ def test_no_more_sketches_are_kept_than_are_of_use(tmp_path: Path) -> None:
         sketches.write(str(tmp_path), str(number), [], [("note", {number: bytes(16)})])
     assert len(list(tmp_path.iterdir())) == sketches.MOST_KEPT
     assert sketches.load(str(tmp_path), str(number), []) == [("note", {number: bytes(16)})]
+
+
+def change_lines(place: Path, chance: random.Random) -> None:
+    """Change a transcript, mostly as an agent's program does: it appends."""
+    data = place.read_bytes() if place.exists() else b""
+    more = b"".join(
+        b'{"uuid": "%d", "text": "%s"}\n' % (chance.randrange(40), b"x" * chance.choice([3, 900, 30_000]))
+        for _ in range(chance.randrange(1, 6))
+    )
+    act = chance.choice(["append"] * 5 + ["no end", "middle", "cut", "both", "blank"])
+    if act == "no end":
+        more = more.rstrip(b"\n")
+    elif act == "blank":
+        more = b"\n \n" + more
+    elif act in ("middle", "both") and data:
+        at = chance.randrange(len(data))
+        data = data[:at] + b"y" + data[at + 1 :]
+    elif act == "cut":
+        data = data[: len(data) // 2]
+    place.write_bytes(data if act in ("middle", "cut") else data + more)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_lines_and_whole_files_are_counted_as_they_are_compared(tmp_path: Path, seed: int) -> None:
+    engine, home, chance = engine_at(tmp_path / "store"), tmp_path / "home", random.Random(seed)
+    lines = home / ".claude/projects/-p/3c0a1e1a-0000-4000-8000-000000000000.jsonl"
+    whole = home / ".config/opencode/MEMORY/LEARNING"
+    for place in (lines.parent, whole):
+        place.mkdir(parents=True)
+    cheap = 0
+    for number in range(14):
+        change_lines(lines, chance)
+        (whole / f"{chance.randrange(4)}.md").write_text(f"# learned {number}\n")
+        if number % 5 == 4:
+            next(whole.iterdir()).unlink()
+        receipt = await export(engine, open_local(str(home)), ExportRequest(memory="m", force=True))
+        told = await tell(engine)
+        assert receipt.outcome == "committed" and told is not None
+        if number:
+            found = await compare_records(engine, "m", "", "latest", messages=True)
+            expected = {kind: (n.added, n.changed, n.removed) for kind, n in found.counts.items()}
+            assert {kind: n for kind, n in told.items() if kind != "file"} == expected
+            cheap += set(expected) == {"message", "learning"}
+    assert cheap
+
+
+async def test_appended_lines_are_counted_without_what_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    place = home / ".claude/projects/-p/3c0a1e1a-0000-4000-8000-000000000000.jsonl"
+    place.parent.mkdir(parents=True)
+    monkeypatch.setattr(counts, "MOST_FETCHED", 0)
+    watched = Watched(engine, monkeypatch)
+    for number, size in enumerate((500, 70, 300_000, 2000)):
+        with place.open("ab") as transcript:
+            transcript.writelines(
+                b'{"uuid": "%d-%d", "text": "%s"}\n' % (number, n, b"x" * size) for n in range(number + 1)
+            )
+        await export(engine, open_local(str(home)), ExportRequest(memory="m"))
+        assert await tell(engine) == {"message": (number + 1, 0, 0)}
+    assert watched.packs == []
