@@ -1,17 +1,19 @@
 """Write a pack: a tarball, compressed according to its size.
 
 Up to 8 MiB are kept in memory and compressed well, because a small pack may be returned inside a command's output. A
-larger pack goes through the fastest compressor available: the ``zstd`` or ``pigz`` program, else zlib at its lowest
-level.
+larger pack goes through the fastest compressor available: the ``zstd`` program, Python's own (3.14), the ``pigz`` program,
+else zlib at its lowest level.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import shutil
 import tarfile
 import zlib
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from sidecar.format import index
 from sidecar.format.digests import count_blocks
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 HELD_BACK = 8 << 20
 BLOCKS_PREFIX = "@blocks/"
 CHUNK = 1 << 20
+F_SETPIPE_SZ = 1031
+"""Linux's number for it; the module ``fcntl`` has it only since Python 3.10."""
 
 
 def describe_member(change: index.Change) -> tuple[str, int]:
@@ -35,7 +39,7 @@ def describe_member(change: index.Change) -> tuple[str, int]:
     return BLOCKS_PREFIX + entry.path, len(blocks) * entry.block - short
 
 
-class _Compressed(io.RawIOBase):
+class _Compressed:
     """A write-only stream that chooses its codec once it knows whether the pack is small or large."""
 
     def __init__(self, target: BinaryIO, allow_zstd: bool) -> None:
@@ -46,10 +50,7 @@ class _Compressed(io.RawIOBase):
         self._sink: IO[bytes] | None = None
         self.codec = "gz"
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
+    def write(self, data: bytes) -> None:
         if self._held is not None:
             self._held.write(data)
             if self._held.tell() > HELD_BACK:
@@ -59,7 +60,6 @@ class _Compressed(io.RawIOBase):
                 self._sink.write(data)
             except BrokenPipeError:
                 raise Refusal("compressor-failed", "The compressor stopped half way; is the disk full?", True) from None
-        return len(data)
 
     def _open_bulk(self) -> None:
         """Start the compressor for large packs and pass it what was kept in memory so far."""
@@ -68,12 +68,16 @@ class _Compressed(io.RawIOBase):
 
         assert self._held is not None
         held, self._held = self._held.getvalue(), None
-        programs = [(["zstd", "-q", "-c", "-3", "-T0"], "zst")] if self._allow_zstd else []
-        for argv, codec in programs + [(["pigz", "-c", "-1"], "gz")]:
-            if shutil.which(argv[0]):
-                self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=self._target)
-                self._sink, self.codec = self._process.stdin, codec
-                break
+        program = (
+            ["zstd", "-q", "-c", "-3", "-T0"] if self._allow_zstd and shutil.which("zstd") else ["pigz", "-c", "-1"]
+        )
+        module = _find_zstd_module() if self._allow_zstd and program[0] != "zstd" else None
+        if module is not None:
+            self._sink, self.codec = module.ZstdFile(self._target, "wb", level=3), "zst"
+        elif shutil.which(program[0]):
+            self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=self._target)
+            self._sink, self.codec = self._process.stdin, "zst" if program[0] == "zstd" else "gz"
+            _widen_pipe(self._process.stdin)
         else:
             self._sink = gzip.GzipFile(fileobj=self._target, mode="wb", compresslevel=1, mtime=0)  # type: ignore[assignment]
         self.write(held)
@@ -96,20 +100,28 @@ class _Compressed(io.RawIOBase):
             self._process.communicate()
 
 
+def _find_zstd_module() -> Any:
+    """Return the module of Python 3.14 and newer; ``None`` if it is not there."""
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    return zstd
+
+
+def _widen_pipe(stream: IO[bytes] | None) -> None:
+    """Let more be written to a pipe at once: else the compressor is waited for every 64 KiB."""
+    if stream is not None:
+        with contextlib.suppress(OSError):  # only Linux has that, and an unprivileged user may not have more
+            fcntl.fcntl(stream.fileno(), F_SETPIPE_SZ, CHUNK)
+
+
 class Packer:
     """A pack that is being written to an open file: ``add`` entries, then call ``finish``."""
 
     def __init__(self, target: BinaryIO, allow_zstd: bool = True) -> None:
         self._stream = _Compressed(target, allow_zstd)
-        self._tar = tarfile.open(
-            fileobj=self._stream,
-            mode="w|",
-            bufsize=CHUNK,
-            format=tarfile.PAX_FORMAT,
-            encoding="utf-8",
-            errors="surrogateescape",
-        )
-        self._tar.copybufsize = CHUNK  # type: ignore[attr-defined]
+        self._length = 0
 
     def add(self, entry: index.Entry, contents: BinaryIO | None, length: int, name: str = "") -> None:
         """Add a member: ``length`` bytes of ``contents``, or a folder or link. Raise OSError if the contents are too
@@ -122,7 +134,15 @@ class Packer:
         elif entry.type == index.LINK:
             member.type, member.linkname, member.mode = tarfile.SYMTYPE, entry.target, 0o777
         member.size = length
-        self._tar.addfile(member, contents)
+        self._write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        left = length
+        while left and contents is not None:
+            data = contents.read(min(left, CHUNK))
+            if not data:
+                raise OSError("unexpected end of data")
+            self._write(data)
+            left -= len(data)
+        self._write(bytes(-length % tarfile.BLOCKSIZE))
 
     def add_blocks(self, entry: index.Entry, contents: BinaryIO, length: int) -> None:
         """Add only the changed blocks of a file, concatenated in the order of the index."""
@@ -130,9 +150,14 @@ class Packer:
 
     def finish(self) -> str:
         """Complete the tarball and return its codec, "gz" or "zst"."""
-        self._tar.close()
+        end = 2 * tarfile.BLOCKSIZE
+        self._write(bytes(end + -(self._length + end) % tarfile.RECORDSIZE))
         self._stream.finish()
         return self._stream.codec
+
+    def _write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._length += len(data)
 
     def abandon(self) -> None:
         """Stop the compressor and leave the file incomplete: the pack is not needed any more."""

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import tarfile
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from sidecar.format.protocol import ProgramError
 from sidecar.policy.limits import Limits
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.validation import check_privacy
+from sidecar.program.capture.walk import FoundPath
 from sidecar.program.privacy import credentials, scrub
+from sidecar.program.privacy.screen import Screen
 from sidecar.receipts import ExportReceipt, Scrubbed
 from tests.parts.homes import OwnMachine, engine_at, run_cli, told, write
 from tests.parts.in_process import InProcess
@@ -487,8 +490,15 @@ async def test_a_name_that_was_looked_at_is_not_looked_at_again(
     (home / "app/memory/link.md").symlink_to("note.md")
     await exported(engine_with(tmp_path), home)
     looks: list[str] = []
-    look = credentials.redact_name
+    look, look_over = credentials.redact_name, Screen.look_over
+
+    def note(screen: Screen, found: Iterable[FoundPath]) -> None:
+        paths = list(found)
+        looks.extend(one.path for one in paths)
+        look_over(screen, paths)
+
     monkeypatch.setattr(credentials, "redact_name", lambda text, rules: looks.append(text) or look(text, rules))
+    monkeypatch.setattr(Screen, "look_over", note)
     write(home / "app/memory/new.md", b"new")
     write(home / "app/memory/note.md", b"changed")
     await exported(engine_with(tmp_path), home)

@@ -74,10 +74,14 @@ class ExportBuilder:
                 self.copy_database(found)
                 return
 
+    def find_known(self, found: FoundPath) -> cache.KnownEntry | None:
+        """Return what the base has at this path, if its name was looked at by the present rules."""
+        return self._base.known(found.path) if self._base is not None and self._looked_at else None
+
     def take(self, found: FoundPath) -> None:
         """Add one path to the export. Raise OverLimit if a limit is exceeded, Refusal if the path may not be read."""
         mode = found.status.st_mode
-        known = self._base.known(found.path) if self._base is not None and self._looked_at else None
+        known = self.find_known(found)
         if known is None and not self.screen.name(found):
             return
         if stat.S_ISDIR(mode):
@@ -119,10 +123,14 @@ class ExportBuilder:
         drop = found.root.rules.filters.get(found.relative)
         if drop is not None:
             self._take_filtered(found, known, drop)
-        elif found.root.rules.database(found.relative) or reader.is_database(found.place):
+        elif found.root.rules.database(found.relative):
             self._take_database(found, known)
         else:
-            contents = self.screen.file(found, known)
+            try:
+                contents = self.screen.file(found, known)
+            except reader.UnnamedDatabase:
+                self._take_database(found, known)
+                return
             if contents is None:
                 return
             self._count(found, contents.size)
@@ -209,10 +217,14 @@ class ExportBuilder:
         emptied = found.root.rules.emptied(found.relative)
         copy = backup.CheckedCopy(found.place, target, self._question.database_wait, emptied, self._strict)
         self._copy = found, copy, signature
+        if copy.page and self.find_known(found) is None:
+            self.screen.begin_database(found, target)
+        copy.begin_check()
 
     def end_copy(self) -> None:
         """Remove the copy of a database, if there is one."""
         if self._copy is not None:
+            self.screen.end_database()
             self._copy[1].remove()
             self._copy = None
 

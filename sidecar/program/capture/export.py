@@ -178,6 +178,9 @@ class Export:
             one.path: one for one in found if one.root.rules.database(one.relative) and S_ISREG(one.status.st_mode)
         }
         self.taking.copy_first(databases.values())
+        fresh = [one for one in found if self.taking.find_known(one) is None]
+        if fresh:
+            self.taking.screen.look_over(fresh)
         for one in found:
             if one.path not in databases:
                 self.taking.take(one)

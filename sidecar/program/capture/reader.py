@@ -23,6 +23,10 @@ IN_MEMORY = 4 << 20
 TRIES = 3
 
 
+class UnnamedDatabase(Exception):
+    """A file turned out to be a database, which its layout does not say."""
+
+
 class Contents(NamedTuple):
     """A file as it was read: its digest and sums, and the bytes to carry (all of them if ``blocks`` is None)."""
 
@@ -107,7 +111,7 @@ def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch:
     """Read a file that other processes may write to. If it never stays unchanged, return the last reading with
     ``steady`` false.
 
-    ``watch`` sees every byte that is kept.
+    ``watch`` sees every byte that is kept. Raise ``UnnamedDatabase`` if the file begins like a SQLite database.
     """
     contents: Contents | None = None
     for attempt in range(TRIES):
@@ -115,6 +119,8 @@ def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch:
             time.sleep(0.02)
         descriptor = places.open_file(place)
         with open(descriptor, "rb") as stream:
+            if os.pread(descriptor, len(MAGIC), 0) == MAGIC:
+                raise UnnamedDatabase
             before = os.fstat(descriptor)
             block, base_sums = choose_base(known, before.st_size)
             collector = _Collector(base_sums, block, before.st_size, folder)
@@ -141,12 +147,3 @@ def _open_temporary(folder: str) -> BinaryIO:
     import tempfile
 
     return tempfile.TemporaryFile(dir=folder)
-
-
-def is_database(place: str) -> bool:
-    """Return whether a file begins like a SQLite database, whatever its name. A link is not followed."""
-    descriptor = places.open_file(place)
-    try:
-        return os.read(descriptor, len(MAGIC)) == MAGIC
-    finally:
-        os.close(descriptor)

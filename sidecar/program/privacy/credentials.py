@@ -429,6 +429,11 @@ def _iterate_candidates(data: bytes, anchor: bytes, expression: Expression) -> I
         yield found.start()
 
 
+def has_candidate(data: bytes, anchor: bytes, expression: Expression) -> bool:
+    """Return whether the expression, which begins with the anchor, matches anywhere."""
+    return next(_iterate_candidates(data, anchor, expression), None) is not None
+
+
 def find_spans(data: bytes, rules: Rules = ()) -> Iterator[Span]:
     """Yield the credentials in some text, in no order; some may overlap."""
     for anchor, expression, find in _SEARCHES:

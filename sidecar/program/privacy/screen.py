@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, Set
+from functools import partial
+from typing import Dict, Iterable, List, Set
 
 from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.program.cache import KnownEntry
 from sidecar.program.capture import reader
 from sidecar.program.capture.walk import FoundPath, Skipped
+from sidecar.program.child import Child
 from sidecar.program.privacy import credentials
 from sidecar.program.privacy.scrub import (
     ACTIONS,
@@ -43,6 +45,8 @@ NEVER_CLOSED = (
 MENTIONED = "%s: a <private> is never closed (line %d), but is only mentioned there: nothing was left out."
 SETTING = "setting"
 LONGEST_KEY_SHOWN = 100
+LARGE = 4 << 20
+"""A larger database is looked through by another process."""
 LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
@@ -59,6 +63,23 @@ class Screen:
         self.took = False
         """Something was removed, or held back."""
         self._told: Set[str] = set()
+        self._ahead: Child | None = None
+        self._plain: Set[str] = set()
+        """The roots none of whose names hold anything."""
+
+    def look_over(self, found: Iterable[FoundPath]) -> None:
+        """Look at many names together: nearly always there is nothing in any of them."""
+        names: Dict[str, List[str]] = {}
+        layouts = {}
+        for one in found:
+            names.setdefault(one.root.name, []).append(one.path)
+            layouts[one.root.name] = one
+        for root, paths in names.items():
+            policy = self._choose_policy(layouts[root])
+            # A rule of the user's may be about where a name ends. Names that are no UTF-8 are looked at in both ways.
+            told = ("\n".join(paths).encode("utf-8", errors) for errors in ("surrogateescape", "surrogatepass"))
+            if policy is None or (not self._rules and not any(map(policy.may_concern, told))):
+                self._plain.add(root)
 
     def _find_settings(self, found: FoundPath) -> PrivacyTable:
         """Return the privacy settings of the file's layout."""
@@ -72,6 +93,8 @@ class Screen:
 
     def name(self, found: FoundPath) -> bool:
         """Return whether something of this name may leave. A folder is reported once, whatever is in it."""
+        if found.root.name in self._plain:
+            return True
         path, mode = found.path, self._find_settings(found).credentials
         if self._has_private_name(found, path, PRIVATE_NAME):
             return False
@@ -117,7 +140,7 @@ class Screen:
             self.report.add(shown, kind, ACTIONS[mode], column=place)
 
     def file(self, found: FoundPath, known: KnownEntry | None) -> reader.Contents | None:
-        """Return a file's contents as they may leave; ``None`` if they may not."""
+        """Return a file's contents as they may leave; ``None`` if they may not. Raise ``UnnamedDatabase``."""
         policy = self._choose_policy(found)
         watch = Watch(policy) if policy is not None else None
         contents = reader.read_changing_file(found.place, known, self._work, watch)
@@ -173,6 +196,20 @@ class Screen:
         if text.mentioned:
             self.report.warnings.append(MENTIONED % (found.path, text.mentioned))
 
+    def begin_database(self, found: FoundPath, copy: str) -> None:
+        """Begin to look through the whole copy of a database that is scrubbed later."""
+        policy = self._choose_policy(found, database=True)
+        if policy is not None and os.path.getsize(copy) > LARGE:
+            from sidecar.program.sqlite import pages
+
+            self._ahead = Child(partial(pages.may_concern, copy, policy.may_concern, None))
+
+    def end_database(self) -> None:
+        """End that."""
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
+
     def database(
         self, found: FoundPath, copy: str, contents: reader.Contents, page: int, sound: bool, fresh: bool, before: bool
     ) -> bool | None:
@@ -185,20 +222,21 @@ class Screen:
             return False
         from sidecar.program.privacy.tables import Unscrubbable, scrub
 
-        pages = None
+        changed: List[int] | None = None
         if fresh and contents.blocks is not None and page:
             each = contents.block // page
             count = contents.size // page
-            pages = [
+            changed = [
                 number
                 for block in contents.blocks
                 for number in range(block * each + 1, (block + 1) * each + 1)
                 if number <= count
             ]
+        look = self._ahead.ask if self._ahead is not None and changed is None else None
         try:
-            changed = scrub(copy, found.path, policy, pages, sound, self.report, before)
-            self.took = self.took or changed
-            return changed
+            taken = scrub(copy, found.path, policy, changed, sound, self.report, before, look)
+            self.took = self.took or taken
+            return taken
         except Unscrubbable as problem:
             self._skipped.add(found.path, str(problem))
             self.took = True

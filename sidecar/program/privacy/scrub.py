@@ -29,8 +29,8 @@ ACTIONS = {WARN: "warned", REDACT: "redacted", REFUSE: "refused"}
 TEXT_ENDS = (".md", ".txt", ".json", ".jsonl", ".ndjson", ".yaml", ".yml", ".toml", ".csv", ".log", ".xml", ".html")
 
 
-# The word of a tag, whatever the case of its letters. What begins with a fixed byte is searched quickly.
-_PRIVATE = tuple(Expression(letter + rb"(?=[aA][tT][eE])(?<=[pP][rR][iI]%b)" % letter) for letter in (b"v", b"V"))
+# What a tag may begin with, plain or escaped, by bytes that are not frequent in text: found as credentials are.
+_TAGS = ((b"<", Expression(rb"<(?=[pP\s\\])")), (b"3", Expression(rb"3(?=[cC])(?<=\\u003)")))
 
 
 class PrivacyPolicy(NamedTuple):
@@ -58,7 +58,7 @@ class PrivacyPolicy(NamedTuple):
 
     def may_concern(self, data: bytes) -> bool:
         """Return whether these bytes contain anything that the policy is about."""
-        if self.remove and any(word().search(data) for word in _PRIVATE):
+        if self.remove and any(credentials.has_candidate(data, *tag) for tag in _TAGS):
             from sidecar.program.privacy import passages
 
             if passages.may_hold(data):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 from sidecar.program.privacy import screen
 from sidecar.program.privacy.scrub import MOST_FINDINGS, PrivacyPolicy, PrivacyReport, scrub_text
@@ -61,19 +62,22 @@ def scrub(
     sound: bool,
     report: PrivacyReport,
     before: bool = False,
+    look: Callable[[], bool] | None = None,
 ) -> bool:
     """Remove from a copy of a database what must not leave. Return whether the copy was changed.
 
     ``changed`` are the pages that changed since it was last examined; ``None``: all. ``before``: something was removed
     from this database earlier. It may be deleted since, while words of it are still in a full-text index, or parts of
-    it in unused bytes. Raise Unscrubbable.
+    it in unused bytes. ``look`` says whether there is anything on those pages, if something else finds that out. Raise
+    Unscrubbable.
     """
     if not sound:
         if policy.strict and screen.may_hold(place, policy.without_warnings):
             raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
     anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
-    if not anew and not pages.may_concern(place, policy.may_concern, changed):
+    look = look or partial(pages.may_concern, place, policy.may_concern, changed)
+    if not anew and not look():
         return False
     try:
         remains = policy.strict and pages.has_remains(place, policy.without_warnings.may_concern)

@@ -75,7 +75,8 @@ def _identify_log(place: str) -> int:
 
 
 class CheckedCopy:
-    """A database, copied to the new file ``target``. The copy is checked in a thread, while other files are read.
+    """A database, copied to the new file ``target``. From ``begin_check`` on the copy is checked in a thread, while other
+    files are read.
 
     Only the copy: while SQLite reads the database itself, nothing else may run in this process. Whoever closes a file of
     a process ends all locks that the process has on that file (POSIX; "How To Corrupt An SQLite Database File", section
@@ -103,6 +104,10 @@ class CheckedCopy:
             return
         if not self._check:
             self.page = read_page_size(target)
+
+    def begin_check(self) -> None:
+        """Begin the check, if there is a copy to check."""
+        if self.page and self._thread is None:
             self._thread = threading.Thread(target=self._run_check, daemon=True)
             self._thread.start()
 
@@ -120,6 +125,8 @@ class CheckedCopy:
         self.expect()
         if self._thread is not None:
             self._thread.join()
+        elif not self._check:
+            self._run_check()
         return self._check
 
     def remove(self) -> None:
