@@ -127,7 +127,7 @@ class ExportBuilder:
             self._take_database(found, known)
         else:
             try:
-                contents = self.screen.file(found, known)
+                contents = self.screen.file(found, known, self._looked_at)
             except reader.UnnamedDatabase:
                 self._take_database(found, known)
                 return

@@ -50,8 +50,9 @@ class Contents(NamedTuple):
 class _Collector:
     """Keeps the blocks whose sum differs from the base's: in memory for small files, else on disk with holes for zeros."""
 
-    def __init__(self, base_sums: bytes, block: int, size: int, folder: str) -> None:
+    def __init__(self, base_sums: bytes, block: int, size: int, folder: str, watch: Watch | None = None) -> None:
         self._base = base_sums
+        self._watch = watch
         self._block = block
         self._on_disk = size > IN_MEMORY
         self.blocks: list[int] = []
@@ -62,7 +63,10 @@ class _Collector:
         """Take blocks, the first of which has this number."""
         width = digests.SUM_BYTES
         old = self._base[number * width : number * width + len(sums)]
-        if old == sums and sums:
+        same = bool(sums) and old == sums
+        if self._watch is not None:
+            self._watch.inspect(data, same)
+        if same:
             return
         if not old:
             self._keep(range(number, number + (len(sums) // width or 1)), data)
@@ -123,9 +127,10 @@ def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch:
                 raise UnnamedDatabase
             before = os.fstat(descriptor)
             block, base_sums = choose_base(known, before.st_size)
-            collector = _Collector(base_sums, block, before.st_size, folder)
-            seen = watch.over(stream) if watch is not None else stream
-            digest, sums, got = digests.digest_stream(seen, before.st_size, block, collector)
+            if watch is not None:
+                watch.begin()
+            collector = _Collector(base_sums, block, before.st_size, folder, watch)
+            digest, sums, got = digests.digest_stream(stream, before.st_size, block, collector)
             after = os.fstat(descriptor)
         blocks = collector.blocks if base_sums and got > block else None
         steady = got == before.st_size and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)

@@ -434,6 +434,12 @@ def has_candidate(data: bytes, anchor: bytes, expression: Expression) -> bool:
     return next(_iterate_candidates(data, anchor, expression), None) is not None
 
 
+def may_begin_key(data: bytes) -> bool:
+    """Return whether the data contains the first line of a private key."""
+    anchor, expression, _ = next(row for row in _SEARCHES if row[2] is _find_key)
+    return any(_match_first_line(data, at) is not None for at in _iterate_candidates(data, anchor, expression))
+
+
 def find_spans(data: bytes, rules: Rules = ()) -> Iterator[Span]:
     """Yield the credentials in some text, in no order; some may overlap."""
     for anchor, expression, find in _SEARCHES:

@@ -139,10 +139,13 @@ class Screen:
         for kind in kinds:
             self.report.add(shown, kind, ACTIONS[mode], column=place)
 
-    def file(self, found: FoundPath, known: KnownEntry | None) -> reader.Contents | None:
-        """Return a file's contents as they may leave; ``None`` if they may not. Raise ``UnnamedDatabase``."""
+    def file(self, found: FoundPath, known: KnownEntry | None, looked_at: bool) -> reader.Contents | None:
+        """Return a file's contents as they may leave; ``None`` if they may not. Raise ``UnnamedDatabase``.
+
+        ``looked_at``: what is known of it was looked at by the same policy.
+        """
         policy = self._choose_policy(found)
-        watch = Watch(policy) if policy is not None else None
+        watch = Watch(policy, looked_at) if policy is not None else None
         contents = reader.read_changing_file(found.place, known, self._work, watch)
         if policy is None or watch is None or not watch.hit:
             return contents

@@ -7,7 +7,7 @@ the scratch folder. The sandbox's own files are never written to.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Tuple
 
 from sidecar.format.protocol import ExportAnswer, PrivateFinding
 from sidecar.program import places
@@ -65,29 +65,47 @@ class PrivacyPolicy(NamedTuple):
                 return True
         return self.credentials != OFF and credentials.may_hold(data, self.rules)
 
+    def may_begin(self, data: bytes) -> bool:
+        """Return whether something begins in these bytes that may be told by what is far behind it: a private passage, a
+        private key."""
+        if self.credentials != OFF and credentials.may_begin_key(data):
+            return True
+        return self.remove and self._replace(credentials=OFF).may_concern(data)
+
 
 class Watch:
-    """Watches the bytes of a file while they are read."""
+    """Watches the bytes of a file while they are read.
 
-    def __init__(self, policy: PrivacyPolicy) -> None:
+    With ``looked_at``, what the base has was looked at by the same policy: of that only what may go on is of interest, and
+    what is close to something new. (Not where findings are only warned about, which is done again each time.)
+    """
+
+    def __init__(self, policy: PrivacyPolicy, looked_at: bool = False) -> None:
         self._policy = policy
+        self._looked_at = looked_at and policy.credentials != WARN
+        self._hit = self.binary = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A file is read from its beginning."""
         self._waiting: List[bytes] = []
         self._weight = 0
-        self._hit = self.binary = False
 
-    def over(self, stream: BinaryIO) -> _Watched:
-        """Return a stream that reports what is read from it."""
-        self._waiting, self._weight = [], 0
-        return _Watched(stream, self)
-
-    def inspect(self, data: bytes) -> None:
-        """Take the next bytes; they are examined when there are enough."""
+    def inspect(self, data: bytes, known: bool) -> None:
+        """Take the next bytes; they are examined when there are enough. ``known``: they are as the base has them."""
         self.binary = self.binary or b"\0" in data
-        if not self._hit:
-            self._waiting.append(data)
-            self._weight += len(data)
-            if self._weight >= WINDOW:
+        if self._hit:
+            return
+        if known and self._looked_at and not self._policy.may_begin(b"".join(self._waiting[-1:]) + data):
+            if self._weight:
+                self._waiting.append(data[:OVERLAP])
                 self._examine()
+            self._waiting = [data[-OVERLAP:]]
+            return
+        self._waiting.append(data)
+        self._weight += len(data)
+        if self._weight >= WINDOW:
+            self._examine()
 
     @property
     def hit(self) -> bool:
@@ -101,18 +119,6 @@ class Watch:
         data = b"".join(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
         self._hit = self._hit or self._policy.may_concern(data)
         self._waiting, self._weight = [data[-OVERLAP:]], 0
-
-
-class _Watched:
-    """A stream that passes what is read from it to a ``Watch``."""
-
-    def __init__(self, stream: BinaryIO, watch: Watch) -> None:
-        self._stream, self._watch = stream, watch
-
-    def read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self._watch.inspect(data)
-        return data
 
 
 class ScrubbedText:
