@@ -15,7 +15,7 @@ import io
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from sidecar.engine.comparison import Side, add_counts, list_needed, make_side
+from sidecar.engine.comparison import Layouts, Side, add_counts, list_needed, make_side
 from sidecar.engine.exports.arrival import MOST_COUNTED, CheckedExport
 from sidecar.engine.exports.run import ExportRun
 from sidecar.errors import BadAnswer, SnapshotError, StoreError, UntrustedSandbox
@@ -23,6 +23,7 @@ from sidecar.format.compression import decompress
 from sidecar.format.digests import digest_bytes, hash_block
 from sidecar.format.index import FILE, Change, Entry
 from sidecar.format.packs import describe_member
+from sidecar.format.roots import get_root
 from sidecar.format.tarballs import Tarball
 from sidecar.host.files import SpoolFull
 from sidecar.host.work import Deadline, run_in_thread
@@ -71,8 +72,9 @@ async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> 
         space.add_indexes(parent, checked.base_indexes)
     elif parent is not None:
         old_entries = await space.read_entries(parent)
-    new = make_side(manifest, checked.entries, engine.layouts)
-    old = make_side(parent or manifest, old_entries, engine.layouts)
+    relevant = _list_relevant(old_entries, checked.entries, (manifest, parent or manifest), engine.layouts)
+    new = make_side(manifest, _pick(checked.entries, relevant), engine.layouts)
+    old = make_side(parent or manifest, _pick(old_entries, relevant), engine.layouts)
     by_sandbox = _take_told(checked, new)
     told = {**by_sandbox, **_count_wholes(old, new)}
     if old_entries is checked.base_entries and old_entries:
@@ -95,8 +97,23 @@ async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> 
         if arrived.pack.index.kind == "full":
             space = Workspace(store, manifest.memory, run.scratch, holds, check=False)
         later = await space.apply_pack(manifest, checked.entries, arrived.pack)
-    versions = Version(old_entries, old.units, files), Version(checked.entries, new.units, later)
+    versions = Version(old.entries, old.units, files), Version(new.entries, new.units, later)
     return await run_in_thread(_compare, *versions, told, seconds=MOST_SECONDS)
+
+
+def _list_relevant(
+    old: Mapping[str, Entry], new: Mapping[str, Entry], manifests: Iterable[Manifest], layouts: Layouts
+) -> set[str]:
+    """Return the paths that differ, and all those of roots in which a record may be in several files."""
+    roots = {root.name: root.layout for manifest in manifests for root in manifest.roots}
+    shared = {
+        name for name, layout in roots.items() if layout in layouts and any(s.shared for s in layouts[layout].records)
+    }
+    return list_differing(old, new) | {path for path in {*old, *new} if shared and get_root(path) in shared}
+
+
+def _pick(entries: Mapping[str, Entry], paths: Collection[str]) -> dict[str, Entry]:
+    return {path: entries[path] for path in paths if path in entries}
 
 
 def _take_told(checked: CheckedExport, new: Side) -> dict[str, dict[str, Counts]]:
