@@ -21,7 +21,7 @@ from sidecar.engine.queries import list_snapshots
 from sidecar.engine.sandbox.dialogue import ask
 from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import load_built_in
-from sidecar.program.sqlite import sketches
+from sidecar.program.sqlite import pages, sketches
 from sidecar.records.matching import Row, match_rows
 from tests.parts.conversations import CONVERSATIONS, SCRIPTS, Taught
 from tests.parts.homes import engine_at
@@ -198,7 +198,8 @@ def test_what_cannot_be_sketched_is_not(tmp_path: Path, monkeypatch: pytest.Monk
     (table, *_) = load_built_in()["claude-mem"].for_sandbox()["tables"]
     for data in (b"", b"SQLite format 3\0" + bytes(500), b"#" * 5000):
         place.write_bytes(data)
-        assert sketches.sketch_database(str(place), [table]) in (None, [("session", {})])
+        sketch = sketches.sketch_database(str(place), [table])
+        assert sketch is None or sketch.tables == [("session", {})]
     make_database(place, [(n, None, "x") for n in range(20)])
     table = {"files": ["*"], "table": "notes", "kind": "note", "contents": ["body"], "key": []}
     monkeypatch.setattr(sketches, "MOST_ROWS", 19)
@@ -210,14 +211,86 @@ def test_what_cannot_be_sketched_is_not(tmp_path: Path, monkeypatch: pytest.Monk
         database.execute(
             "CREATE VIEW notes AS WITH RECURSIVE n(body) AS (SELECT 1 UNION ALL SELECT body + 1 FROM n) SELECT * FROM n"
         )
-    assert sketches.sketch_database(str(place), [table]) == [("note", {})]
+    sketch = sketches.sketch_database(str(place), [table])
+    assert sketch is not None and sketch.tables == [("note", {})]
+
+
+NOTES: dict[str, Any] = {"files": ["*"], "table": "notes", "kind": "note", "contents": ["body"], "key": [["uuid"]]}
+OTHERS: dict[str, Any] = {"files": ["*"], "table": "others", "kind": "other", "contents": ["body"], "key": []}
+
+
+def change_rows(database: sqlite3.Connection, chance: random.Random) -> None:
+    """Make a few changes, of values of all lengths: on one page, and over many."""
+    for _ in range(chance.randrange(4)):
+        table = chance.choice(["notes", "others"])
+        body = chance.choice("abc") * chance.choice([1, 300, 5000, 40_000])
+        act, row = chance.randrange(6), chance.randrange(-5, 150)
+        if act < 2:
+            database.execute(f"INSERT OR REPLACE INTO {table} (rowid, uuid, body) VALUES (?, ?, ?)", (row, None, body))
+        elif act == 2:
+            database.execute(f"UPDATE {table} SET body = ? WHERE rowid = ?", (body, row))
+        elif act == 3:  # in place, on the pages that a value continues on
+            database.execute(
+                f"UPDATE {table} SET body = substr(body, 1, length(body) - 1) || 'z' WHERE rowid = ?", (row,)
+            )
+        elif act == 4:
+            database.execute(f"DELETE FROM {table} WHERE rowid BETWEEN ? AND ?", (row, row + chance.randrange(9)))
+        else:
+            database.execute(f"UPDATE {table} SET rowid = rowid + 200 WHERE rowid = ?", (row,))
+    if chance.random() < 0.05:
+        column = f"ALTER TABLE notes ADD COLUMN c{chance.getrandbits(60)} TEXT DEFAULT 'x'"
+        database.execute(chance.choice([column, "DELETE FROM others"]))
+
+
+@pytest.mark.parametrize("vacuum", [0, 1])
+@pytest.mark.parametrize("page", [512, 4096])
+def test_what_changed_pages_tell_is_what_all_rows_tell(tmp_path: Path, page: int, vacuum: int) -> None:
+    chance, place, tables = random.Random(page + vacuum), tmp_path / "notes.db", [NOTES, OTHERS]
+    with closing(sqlite3.connect(place, isolation_level=None)) as database:
+        database.executescript(f"PRAGMA page_size={page}; PRAGMA auto_vacuum={vacuum}; PRAGMA journal_mode=DELETE")
+        for table in ("notes", "others"):
+            database.execute(f"CREATE TABLE {table} (uuid TEXT, body TEXT)")
+            database.execute(f"CREATE INDEX {table}_body ON {table} (body)")
+            for n in range(120):
+                body = "x" * chance.choice([2, 700, 9000])
+                database.execute(f"INSERT INTO {table} (rowid, uuid, body) VALUES (?, ?, ?)", (n, f"u{n}", body))
+        before, old = place.read_bytes(), sketches.sketch_database(str(place), tables)
+        told = 0
+        for _ in range(150):
+            database.execute("BEGIN")
+            change_rows(database, chance)
+            database.execute("COMMIT")
+            after = place.read_bytes()
+            numbers = range(1, len(after) // page + 1)
+            changed = [n for n in numbers if after[(n - 1) * page : n * page] != before[(n - 1) * page : n * page]]
+            told += pages.find_rowids(str(place), changed) is not None
+            new = sketches.sketch_database(str(place), tables, old, changed)
+            assert new is not None and new == sketches.sketch_database(str(place), tables)
+            before, old = after, new
+    assert told > 30
+
+
+def test_only_rows_on_changed_pages_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "notes.db"
+    make_database(place, [(n, f"u{n}", "x" * 900) for n in range(500)])
+    before, old = place.read_bytes(), sketches.sketch_database(str(place), [NOTES])
+    with closing(sqlite3.connect(place)) as database, database:
+        database.execute("INSERT INTO notes VALUES (900, 'u900', 'new')")
+    after = place.read_bytes()
+    changed = [n + 1 for n in range(len(after) // 4096) if after[n * 4096 :][:4096] != before[n * 4096 :][:4096]]
+    digested: list[object] = []
+    digest = sketches._digest
+    monkeypatch.setattr(sketches, "_digest", lambda values: digested.append(values) or digest(values))
+    new = sketches.sketch_database(str(place), [NOTES], old, changed)
+    assert old is not None and new is not None and sketches.count_changes(old, new) == {"note": (1, 0, 0)}
+    assert 1 <= len(digested) < 40
 
 
 def test_no_more_sketches_are_kept_than_are_of_use(tmp_path: Path) -> None:
     for number in range(3 * sketches.MOST_KEPT):
-        sketches.write(str(tmp_path), str(number), [], [("note", {number: bytes(16)})])
+        sketches.write(str(tmp_path), str(number), [NOTES], sketches.Sketch([("note", {number: bytes(16)})], "s"))
     assert len(list(tmp_path.iterdir())) == sketches.MOST_KEPT
-    assert sketches.load(str(tmp_path), str(number), []) == [("note", {number: bytes(16)})]
+    assert sketches.load(str(tmp_path), str(number), [NOTES]) == sketches.Sketch([("note", {number: bytes(16)})], "s")
 
 
 def change_lines(place: Path, chance: random.Random) -> None:

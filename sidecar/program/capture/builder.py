@@ -204,7 +204,7 @@ class ExportBuilder:
             contents.carried.close()
         else:
             if sound and not self._question.trial:
-                self._count_rows(found, target, known, contents.digest)
+                self._count_rows(found, target, known, contents, page)
             self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
         self.end_copy()
 
@@ -228,22 +228,27 @@ class ExportBuilder:
             self._copy[1].remove()
             self._copy = None
 
-    def _count_rows(self, found: FoundPath, copy: str, known: cache.KnownEntry | None, digest: str) -> None:
+    def _count_rows(
+        self, found: FoundPath, copy: str, known: cache.KnownEntry | None, contents: reader.Contents, page: int
+    ) -> None:
         """Count which of a database's records came, changed and went, and keep digests of those that are there now."""
-        if not found.root.layout.get("tables") or (known is not None and known.entry.digest == digest):
+        if not found.root.layout.get("tables") or (known is not None and known.entry.digest == contents.digest):
             return
         from sidecar.program.sqlite import sketches
 
         tables = sketches.choose_tables(found.root.layout, found.path.partition("/")[2])
-        new = sketches.sketch_database(copy, tables) if tables else None
+        if not tables:
+            return
+        old = sketches.load(self._kept, known.entry.digest, tables) if known is not None else None
+        new = sketches.sketch_database(copy, tables, old, contents.list_changed_pages(page))
         if new is None:
             return
-        empty: sketches.Sketch = [(kind, {}) for kind, _ in new]
-        old = empty if known is None else sketches.load(self._kept, known.entry.digest, tables)
+        if known is None:
+            old = sketches.Sketch([(kind, {}) for kind, _ in new.tables])
         counts = sketches.count_changes(old, new) if old is not None else None
         if counts is not None:
             self.counted[found.path] = counts
-        sketches.write(self._kept, digest, tables, new)
+        sketches.write(self._kept, contents.digest, tables, new)
 
     def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reader.Contents, str]:
         """Return a database's copy as contents, and the digest of its first page without the counters."""

@@ -46,6 +46,14 @@ class Contents(NamedTuple):
         width = digests.SUM_BYTES
         return b"".join(self.sums[number * width : (number + 1) * width] for number in self.blocks)
 
+    def list_changed_pages(self, page: int) -> list[int] | None:
+        """Return the numbers of the pages that changed, for the copy of a database; ``None`` if all may have."""
+        if self.blocks is None or not page:
+            return None
+        each, count = self.block // page, self.size // page
+        numbers = (number for block in self.blocks for number in range(block * each + 1, (block + 1) * each + 1))
+        return [number for number in numbers if number <= count]
+
 
 class _Collector:
     """Keeps the blocks whose sum differs from the base's: in memory for small files, else on disk with holes for zeros."""

@@ -225,16 +225,7 @@ class Screen:
             return False
         from sidecar.program.privacy.tables import Unscrubbable, scrub
 
-        changed: List[int] | None = None
-        if fresh and contents.blocks is not None and page:
-            each = contents.block // page
-            count = contents.size // page
-            changed = [
-                number
-                for block in contents.blocks
-                for number in range(block * each + 1, (block + 1) * each + 1)
-                if number <= count
-            ]
+        changed = contents.list_changed_pages(page) if fresh else None
         look = self._ahead.ask if self._ahead is not None and changed is None else None
         try:
             taken = scrub(copy, found.path, policy, changed, sound, self.report, before, look)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # The page types of section 1.6: the first byte of a b-tree page.
 BTREE = {2, 5, 10, 13}
@@ -104,6 +104,29 @@ class Pages:
                 return True  # part of a value that begins on an unchanged page, so it cannot be read alone
             batch.append(self.read_page(number))
         return look(b"\0".join(batch))
+
+    def find_rowids(self, changed: Iterable[int]) -> Optional[Set[int]]:
+        """Return the rowids on these pages, of any table, and of the values that continue on them; ``None`` if one of
+        the pages is part of a value that begins on another."""
+        idle = self._list_unused_pages()
+        found: Set[int] = set()
+        seen: Set[int] = set()
+        others: List[int] = []
+        for number in changed:
+            if number in idle:
+                continue
+            page = self.read_page(number)
+            head = 100 if number == 1 else 0
+            if page[head] not in BTREE:
+                others.append(number)
+                continue
+            if page[head] == TABLE_LEAF:
+                found.update(_iterate_rowids(page, head))
+            for cell in self.iterate_cells(number, page):
+                if cell.overflow:
+                    for _ in self._iterate_chain(page, cell, seen):
+                        pass
+        return found if seen.issuperset(others) else None
 
     def adapt_look(self, look: Look) -> Look:
         """Return ``look`` adapted to the database's text encoding. UTF-16 text may begin at any byte, and blobs are not
@@ -262,6 +285,19 @@ def read_varint(page: bytes, at: int) -> Tuple[int, int]:
     return value, at
 
 
+def _iterate_rowids(page: bytes, head: int) -> Iterator[int]:
+    """Yield the rowids of a table leaf page. A cell begins with the size of its payload and the rowid, both varints
+    (section 1.6); the rowid is a signed number of 64 bits. Raise UnexpectedPage."""
+    count = int.from_bytes(page[head + 3 : head + 5], "big")
+    try:
+        for place in range(head + 8, head + 8 + 2 * count, 2):
+            _, at = read_varint(page, page[place] << 8 | page[place + 1])
+            rowid = read_varint(page, at)[0]
+            yield rowid - (1 << 64) if rowid >> 63 else rowid
+    except IndexError:
+        raise UnexpectedPage from None
+
+
 def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, int]]:
     """Yield the unused ranges of a b-tree page: between the cell pointers and the first cell, and in the freeblocks.
     Raise UnexpectedPage."""
@@ -293,6 +329,15 @@ def may_concern(place: str, look: Look, changed: Iterable[int] | None) -> bool:
             return Pages(data).may_concern(look, changed)
         except UnexpectedPage:
             return True
+
+
+def find_rowids(place: str, changed: Iterable[int]) -> Optional[Set[int]]:
+    """Return the rowids of all rows on these pages of a database; ``None`` if that cannot be told."""
+    with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            return Pages(data).find_rowids(changed)
+        except UnexpectedPage:
+            return None
 
 
 def has_remains(place: str, look: Look) -> bool:

@@ -18,22 +18,29 @@ import sys
 import time
 from array import array
 from collections import deque
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
-from sidecar.program.sqlite import backup
+from sidecar.program.sqlite import backup, pages
 
 Rows = Dict[int, bytes]
 """Of each row, by its rowid: a digest of what identifies it, and one of its contents."""
-Sketch = List[Tuple[str, Rows]]
-"""The rows of each table, with their kind."""
+
 Counts = Dict[str, Tuple[int, int, int]]
 """How many came, changed and went, by kind."""
 
+
+class Sketch(NamedTuple):
+    """The rows of each table, with their kind; and a digest of how the tables are declared."""
+
+    tables: List[Tuple[str, Rows]]
+    schema: str = ""
+
+
 PREFIX = "rows-"
-VERSION = "1 " + sys.byteorder
+VERSION = "2 " + sys.byteorder
 MOST_KEPT = 12
 MOST_ROWS = 100_000
 """A database with more rows is not sketched: what differs in it is then counted outside, or unknown."""
@@ -42,6 +49,7 @@ LARGEST_VALUE = 4 << 20
 DIGEST_BYTES = 8
 ROW_BYTES = 8 + 2 * DIGEST_BYTES
 LONGEST_HEAD = 1 << 16
+ROWS_AT_ONCE = 500
 STEPS = 100_000
 """How many of SQLite's steps pass between two looks at the clock."""
 
@@ -51,17 +59,31 @@ def choose_tables(layout: Dict[str, Any], relative: str) -> List[Dict[str, Any]]
     return [table for table in layout.get("tables", []) if compile_patterns(table["files"]).match(relative)]
 
 
-def sketch_database(place: str, tables: List[Dict[str, Any]]) -> Optional[Sketch]:
-    """Return the sketch of a database that nobody writes to; ``None`` if it is damaged or has too many rows."""
+def sketch_database(
+    place: str, tables: List[Dict[str, Any]], old: Optional[Sketch] = None, changed: Optional[List[int]] = None
+) -> Optional[Sketch]:
+    """Return the sketch of a database that nobody writes to; ``None`` if it is damaged or has too many rows.
+
+    Given an ``old`` sketch and the numbers of all pages that changed since, only rows on those are read.
+    """
     deadline, left = time.monotonic() + MOST_SECONDS, MOST_ROWS
-    sketch: Sketch = []
+    sketch: List[Tuple[str, Rows]] = []
     try:
+        touched = pages.find_rowids(place, changed) if old is not None and changed is not None else None
         connection = backup.connect_read_only(place)
         try:
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-            for table in tables:
-                rows = dict(_read_rows(connection, table, left))
+            declared = [_read_declaration(connection, table["table"]) for table in tables]
+            schema = hashlib.sha256("\0".join(declared).encode("utf-8", "replace")).hexdigest()
+            same = old is not None and touched is not None and old.schema == schema
+            for number, (table, declaration) in enumerate(zip(tables, declared)):
+                if not declaration or "VIRTUAL" in declaration.upper().partition("(")[0]:
+                    rows: Rows = {}
+                elif same and old is not None and touched is not None:
+                    rows = _update_rows(connection, table, old.tables[number][1], touched, left)
+                else:
+                    rows = dict(_read_rows(connection, table, "LIMIT %d" % (left + 1)))
                 left -= len(rows)
                 if left < 0:
                     return None
@@ -70,17 +92,31 @@ def sketch_database(place: str, tables: List[Dict[str, Any]]) -> Optional[Sketch
             connection.close()
     except (sqlite3.Error, ValueError, OverflowError, MemoryError):
         return None
-    return sketch
+    return Sketch(sketch, schema)
 
 
-def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], most: int) -> Iterator[Tuple[int, bytes]]:
-    """Yield the rows of a plain table, at most one more than ``most``."""
+def _read_declaration(connection: sqlite3.Connection, name: str) -> str:
+    """Return the statement that made a table; "" if it is not there."""
+    found = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+    return str(found[0]) if found else ""
+
+
+def _update_rows(
+    connection: sqlite3.Connection, table: Dict[str, Any], old: Rows, touched: Set[int], most: int
+) -> Rows:
+    """Return the rows of a table: those of ``old`` that are still there, but for the ``touched``, which are read."""
+    there = [row[0] for row in connection.execute("SELECT rowid FROM %s LIMIT %d" % (_quote(table["table"]), most + 1))]
+    read = [rowid for rowid in there if rowid in touched or rowid not in old]
+    rows = {rowid: old[rowid] for rowid in there if rowid in old}
+    for at in range(0, len(read), ROWS_AT_ONCE):
+        some = ", ".join(map(str, read[at : at + ROWS_AT_ONCE]))
+        rows.update(_read_rows(connection, table, "WHERE rowid IN (%s)" % some))
+    return rows
+
+
+def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], which: str) -> Iterator[Tuple[int, bytes]]:
+    """Yield rows of a plain table."""
     name = _quote(table["table"])
-    kind = connection.execute(
-        "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table["table"],)
-    ).fetchone()
-    if kind is None or "VIRTUAL" in str(kind[0]).upper().partition("(")[0]:
-        return
     there = {row[1] for row in connection.execute("PRAGMA table_info(%s)" % name)}
     wanted = list(dict.fromkeys(table["contents"] + [column for key in table["key"] for column in key]))
     chosen = [next((one for one in column.split("|") if one in there), "") for column in wanted]
@@ -89,7 +125,7 @@ def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], most: int)
     values = ["substr(CAST(%s AS BLOB), 1, %d)" % (_quote(one), LARGEST_VALUE) if one else "NULL" for one in chosen]
     contents = [1 + wanted.index(column) for column in table["contents"]]
     keys = [[1 + wanted.index(column) for column in key] for key in table["key"]]
-    select = "SELECT rowid, %s FROM %s LIMIT %d" % (", ".join(values), name, most + 1)
+    select = "SELECT rowid, %s FROM %s %s" % (", ".join(values), name, which)
     for row in connection.execute(select):
         digest = _digest([row[number] for number in contents])
         identity = next((key for key in keys if all(row[number] for number in key)), None)
@@ -110,12 +146,12 @@ def count_changes(old: Sketch, new: Sketch) -> Optional[Counts]:
     A row counts as its contents, wherever they stand now; then as what identifies it. It is what ``match_rows`` of the
     sidecar's records does, which has the last word on what differs.
     """
-    if [kind for kind, _ in old] != [kind for kind, _ in new]:
+    if [kind for kind, _ in old.tables] != [kind for kind, _ in new.tables]:
         return None
     went: List[Tuple[str, bytes]] = []
     came: List[Tuple[str, bytes]] = []
     counts: Counts = {}
-    for (kind, before), (_, after) in zip(old, new):
+    for (kind, before), (_, after) in zip(old.tables, new.tables):
         went += [(kind, row) for rowid, row in sorted(before.items()) if after.get(rowid) != row]
         came += [(kind, row) for rowid, row in sorted(after.items()) if before.get(rowid) != row]
     changed: List[str] = []
@@ -150,10 +186,11 @@ def _drop_pairs(
 def write(folder: str, digest: str, tables: List[Dict[str, Any]], sketch: Sketch) -> None:
     """Keep the sketch of a database with this digest, and remove the oldest ones. Nothing is said if that fails: then
     less is known later."""
-    body = b"".join(array("q", rows).tobytes() + b"".join(rows.values()) for _, rows in sketch)
+    body = b"".join(array("q", rows).tobytes() + b"".join(rows.values()) for _, rows in sketch.tables)
     head = {
         "rows": VERSION,
-        "tables": [[kind, len(rows)] for kind, rows in sketch],
+        "tables": [[kind, len(rows)] for kind, rows in sketch.tables],
+        "schema": sketch.schema,
         "sha256": hashlib.sha256(body).hexdigest(),
     }
     place = os.path.join(folder, _name(digest, tables))
@@ -188,7 +225,8 @@ def load(folder: str, digest: str, tables: List[Dict[str, Any]]) -> Optional[Ske
         head = json.loads(data[:end])
         if head["rows"] != VERSION or head["sha256"] != hashlib.sha256(body).hexdigest():
             return None
-        return list(_split(head["tables"], body))
+        sketch = Sketch(list(_split(head["tables"], body)), str(head["schema"]))
+        return sketch if len(sketch.tables) == len(tables) else None
     except (OSError, Refusal, ValueError, LookupError, TypeError, RecursionError):
         return None
 
