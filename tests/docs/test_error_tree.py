@@ -30,7 +30,7 @@ WITHIN = {
     ),
     # In the program inside the sandbox, which knows nothing of the tree.
     *("BadTarball", "BaseUnusable", "OtherProtocol", "OverLimit", "Refusal", "RulesMissing", "UnexpectedPage"),
-    "Unscrubbable",
+    *("UnnamedDatabase", "Unscrubbable"),
 }
 """Signals between two functions, caught before anything reaches a caller."""
 
