@@ -63,6 +63,7 @@ def read_rules(rows: Iterable[Sequence[str]]) -> Rules:
 # No part of a word although they may end in letters or digits: escapes of JSON and URLs, terminal colours.
 _ESCAPE = Expression(rb"(?:\\[bfnrt]|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|%[0-9A-Fa-f]{2}|\[m|[\[;][0-9]{1,3}m)\Z")
 _WORD_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
+_LOW_LINE = ord("_")
 _TOKEN_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
 
@@ -70,6 +71,8 @@ def _begins_word(data: bytes, at: int) -> bool:
     """Return whether no word continues at ``at``."""
     if not at or data[at - 1] not in _WORD_BYTES:
         return True
+    if data[at - 1] == _LOW_LINE and (at == 1 or data[at - 2] not in _WORD_BYTES):
+        return True  # emphasis in Markdown
     return _ESCAPE().search(data, max(0, at - 6), at) is not None
 
 
