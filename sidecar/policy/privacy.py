@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
-from sidecar.policy.rules import Rules, describe_rules
 from sidecar.program.privacy.credentials import VERSION
 
 KEEP, REMOVE = "keep", "remove"
@@ -43,7 +42,7 @@ class Privacy:
     """For one layout's files alone: any of the keys above."""
     memories: Tables = field(default_factory=dict)
     """For the memories a pattern fits: any of the keys above."""
-    rules: Rules = ()
+    rules: Sequence[Mapping[str, str]] = ()
     """Kinds of credentials of your own: ``name``, ``pattern`` (a regular expression; of a group in it, only that is the
     secret), and ``keyword``, which is in all that it matches."""
 
@@ -81,9 +80,16 @@ class Privacy:
             for name, layout in layouts.items()
             if layout.filters or layout.emptied or name in ALWAYS_NAMED
         }
-        rules = describe_rules(self.rules)
+        rules = self._describe_rules()
         own = [rules] if rules else []
         text = json.dumps([VERSION, told(self), parts, kept_out, *own], sort_keys=True).encode()
         tables = {name: PrivacyTable(**table) for name, table in parts.items() if name in asked}
         policy = hashlib.sha256(text).hexdigest()[:16]
         return PrivacyRules(**told(self), layouts=tables, policy=policy, rules=rules)
+
+    def _describe_rules(self) -> list[list[str]]:
+        if not self.rules:
+            return []
+        from sidecar.policy.rules import describe_rules  # late, as most memories have none
+
+        return describe_rules(self.rules)

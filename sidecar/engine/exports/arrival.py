@@ -39,8 +39,8 @@ from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
+from sidecar.records.files import KeptFiles
 from sidecar.records.units import list_read, plan_units
-from sidecar.records.workspace import KeptFiles
 from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
