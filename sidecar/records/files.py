@@ -67,8 +67,8 @@ def make_files(
 class KeptFiles:
     """Files that are kept while the pack that carries them is checked, so that it need not be unpacked to read them."""
 
-    def __init__(self, scratch: Spool) -> None:
-        self.wanted: set[str] = set()
+    def __init__(self, scratch: Spool, wanted: set[str]) -> None:
+        self.wanted = wanted
         """Their paths."""
         self._scratch = scratch
         self._room = MOST_IN_MEMORY

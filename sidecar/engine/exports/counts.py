@@ -121,6 +121,8 @@ async def _stage_files(
     if not _is_affordable(packs, old, new, needed):
         return None
     files = await space.advance(old.manifest) if needed & old.entries.keys() else {}
+    if not needed & new.entries.keys():
+        return files, {}
     if arrived.kept is not None and needed & new.entries.keys() <= arrived.kept.wanted:
         return files, arrived.kept.read(new.manifest, checked.entries)
     if arrived.pack.index.kind == "full":
