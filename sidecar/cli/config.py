@@ -35,7 +35,7 @@ from sidecar.policy.review import ExportCheck
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
-from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
+from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_embedded, open_repository, open_sandbox, open_search
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."

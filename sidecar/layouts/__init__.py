@@ -19,7 +19,7 @@ from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
 from sidecar.host.values import dataclass
-from sidecar.layouts.reading import BriefStep
+from sidecar.layouts.briefs import BriefStep
 from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"

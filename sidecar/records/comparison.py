@@ -17,7 +17,7 @@ from sidecar.layouts import Layout
 from sidecar.models.answers import Counts
 from sidecar.models.records import FileChange
 from sidecar.records.files import MemoryFile, Unreadable
-from sidecar.records.matching import Match, Row, match_rows, sketch_rows
+from sidecar.records.matches import Match, Row, match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
 from sidecar.records.texts import diff_texts
 from sidecar.records.units import Files, Unit, name_item, narrow_units, plan_units

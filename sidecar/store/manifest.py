@@ -21,7 +21,7 @@ from sidecar.host.text import format_count
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import CoveredRules
-from sidecar.layouts.earlier import EARLIER
+from sidecar.layouts.earlier_rules import EARLIER
 from sidecar.receipts import Scrubbed
 
 FORMAT = 1

@@ -14,8 +14,8 @@ from sidecar.host.files import SpoolFull
 from sidecar.host.text import make_printable
 from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
+from sidecar.models.counts import describe_counts
 from sidecar.models.records import Comparison
-from sidecar.models.wording import describe_counts
 from sidecar.policy.review import ExportCheck
 from sidecar.receipts import Reason
 from sidecar.records.comparison import Side, Version, list_needed, make_side

@@ -27,7 +27,7 @@ from sidecar.format.tarballs import Tarball
 from sidecar.host.files import SpoolFull
 from sidecar.host.work import Deadline, run_in_thread
 from sidecar.models.answers import Counts
-from sidecar.records import matching
+from sidecar.records import matches
 from sidecar.records.comparison import (
     Layouts,
     Side,
@@ -158,7 +158,7 @@ def _take_told(checked: CheckedExport, new: Side) -> dict[str, dict[str, Counts]
         unit = new.units.get(path)
         if unit is None or any(spec.reader != "table" or spec.shared for _, spec in unit.sources):
             raise BadAnswer(f"The sandbox counted records in {path[:80]!r}, which has no tables to count.")
-        if not kinds.keys() <= unit.kinds or any(max(counted) > matching.MOST_COMPARED for counted in kinds.values()):
+        if not kinds.keys() <= unit.kinds or any(max(counted) > matches.MOST_COMPARED for counted in kinds.values()):
             raise BadAnswer(f"The sandbox counted records in {path[:80]!r} that cannot be there.")
         told[path] = {
             kind: Counts(added=added, changed=changed, removed=removed)
@@ -283,6 +283,6 @@ def _count_fresh(unit: Unit, version: Version, deadline: Deadline) -> dict[str, 
     """Count the records of files that were not there before. Raise ``Unreadable`` if there are too many to compare."""
     deadline.check()
     found = unit.count(version.files)
-    if found.total() > matching.MOST_COMPARED:
-        raise Unreadable(f"it holds more than {matching.MOST_COMPARED:,} records")
+    if found.total() > matches.MOST_COMPARED:
+        raise Unreadable(f"it holds more than {matches.MOST_COMPARED:,} records")
     return {kind: Counts(added=count) for kind, count in found.items() if count}
