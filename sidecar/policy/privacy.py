@@ -18,6 +18,8 @@ from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
 from sidecar.program.privacy.credentials import VERSION
 
+Rules = Sequence[Mapping[str, str]]
+
 KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
 CREDENTIAL_MODES = (OFF, WARN, REDACT, REFUSE)
@@ -42,7 +44,7 @@ class Privacy:
     """For one layout's files alone: any of the keys above."""
     memories: Tables = field(default_factory=dict)
     """For the memories a pattern fits: any of the keys above."""
-    rules: Sequence[Mapping[str, str]] = ()
+    rules: Rules = ()
     """Kinds of credentials of your own: ``name``, ``pattern`` (a regular expression; of a group in it, only that is the
     secret), and ``keyword``, which is in all that it matches."""
 

@@ -270,6 +270,18 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
         raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
 
 
+def decode_object(data: bytes, kind: type[T], form: int) -> T:
+    """Parse one of the small objects beside manifests and heads. Raise ``ValueError`` if it is not valid, or not of this
+    format."""
+    value = decode_checksummed(data)
+    if value.pop("format", None) != form:
+        raise ValueError("it is in a format this version does not know")
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise ValueError(str(problem)) from None
+
+
 def digest_tree(entries: dict[str, Entry]) -> str:
     """Return a digest of a snapshot's contents: paths, types, modes and contents, not times."""
     digest, text, paths = hashlib.sha256(), encode_basestring_ascii, sorted(entries)
