@@ -45,7 +45,7 @@ async def inspect_sandbox(
         layouts=[layout.name for layout in choose_layouts(layouts, engine.layouts)],
         projects=None if projects is None else list(projects),
     )
-    counted = CountedSandbox(sandbox, engine.progress)
+    counted = CountedSandbox(sandbox, engine.progress, engine.may_use_folder)
     await connect(counted)
     how = Asking(timeout=engine.timing.command, rules=build_rules(engine.layouts.values()))
     answer, _ = await ask(counted, question, LookAnswer, how)
