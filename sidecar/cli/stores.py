@@ -169,7 +169,7 @@ async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``fork``."""
     from sidecar.engine.heads import fork
 
-    done = await fork(engine.repository, args.memory, args.new, args.snapshot)
+    done = await fork(engine.repository, args.memory, args.new, args.snapshot, engine.review)
     return Result({**asdict(done), "from": args.memory}, [f"{done.memory}: {done.snapshot}, a {done.origin}."])
 
 

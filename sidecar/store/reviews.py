@@ -115,6 +115,11 @@ class Reviews:
         }
 
     @property
+    def replaced(self) -> set[str]:
+        """The heads that they were to replace, as far as that is known."""
+        return {row.replaces for row in self.rows.values() if row.decision == ACCEPTED and row.replaces}
+
+    @property
     def declined(self) -> set[str]:
         return {one for one, row in self.rows.items() if row.decision == DECLINED}
 
@@ -186,4 +191,4 @@ async def change_reviews(
 
 def format_now() -> str:
     """Return the present time as rows have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

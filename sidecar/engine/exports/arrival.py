@@ -190,7 +190,7 @@ async def _find_base(
         if isinstance(damage, SnapshotDamaged):
             await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
         run.survey.damaged.add(answer.base)
-        question.unusable = sorted(run.survey.damaged)
+        question.unusable = sorted({*question.unusable, *run.survey.damaged})
         raise BaseDamaged(damage.message) from None
 
 

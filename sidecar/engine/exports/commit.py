@@ -257,7 +257,7 @@ async def store_snapshot(
         # Before anything says that it waits: earlier versions, which do not know what that means, refuse this head.
         run.state = await run.engine.repository.raise_head(manifest.memory)
         manifest = replace(manifest, pending=verdict.reason.message, format=REVIEWED)
-        await note_pending(run, manifest)
+        await note_pending(run.engine.repository, manifest, run.survey)
     elif verdict.reason is not None:
         manifest = replace(manifest, rejected=f"{verdict.reason.code}: {verdict.reason.message}")
     if verdict.moves and run.state.head is not None:

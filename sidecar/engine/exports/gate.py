@@ -20,7 +20,7 @@ from sidecar.ids import MemoryKeys
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.receipts import Accepted, Reason
 from sidecar.store.manifest import Manifest
-from sidecar.store.repository import Repository
+from sidecar.store.repository import Repository, Survey
 from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
 
 GREW = "It grew out of {snapshot}, which {by} declined{why}."
@@ -41,8 +41,8 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
         if _is_due(run, row):
             return verdict  # whoever accepted it was killed before the head moved
         return _hold(verdict, Reason(code=PENDING, message=STALE.format(head=run.state.snapshot or "missing")))
-    if declined := next((one for one in line if one in reviews.declined), ""):
-        return _hold(verdict, Reason(code=DECLINED, message=_explain_decline(declined, manifest, reviews)))
+    if why := await _find_decline(run, manifest, reviews, line):
+        return _hold(verdict, Reason(code=DECLINED, message=why))
     if kept and reviews.is_pending(manifest):
         return _hold(verdict, Reason(code=PENDING, message=reviews.find_reason(manifest)))
     checks = [check for check in run.engine.checks if check.covers(run.request.memory)]
@@ -96,17 +96,20 @@ async def find_hold(repository: Repository, manifest: Manifest) -> Reason | None
     return Reason(code=code, message=message) if code else None
 
 
-async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> None:
-    """List a snapshot among those that wait, before it is stored. ``reason``: why, if its manifest does not say."""
+async def note_pending(
+    repository: Repository, manifest: Manifest, survey: Survey | None = None, reason: str = ""
+) -> None:
+    """List a snapshot among those that wait, before it is stored. ``survey`` is what the memory has, if that is known;
+    ``reason``: why it waits, if its manifest does not say."""
     row = ReviewRow(decision=PENDING, at=format_now(), reason=reason)
 
     def change(reviews: Reviews) -> dict[str, ReviewRow]:
         return {} if manifest.snapshot in reviews.rows else {manifest.snapshot: row}
 
     try:
-        repository = run.engine.repository
         # Rows of snapshots that are gone are dropped, so it has to be known which are there: all of them.
-        there = run.survey.snapshots if run.survey.complete else await repository.list_snapshot_ids(manifest.memory)
+        complete = survey is not None and survey.complete
+        there = survey.snapshots if survey and complete else await repository.list_snapshot_ids(manifest.memory)
         await change_reviews(repository.store, manifest.memory, there, change)
     except SnapshotDamaged:
         if reason:
@@ -142,6 +145,26 @@ def _list_line(run: ExportRun, answer: ExportAnswer) -> list[str]:
     return line
 
 
+async def _find_decline(run: ExportRun, manifest: Manifest, reviews: Reviews, line: list[str]) -> str:
+    """Return why a snapshot counts as declined: it was, or one that it grew out of; "" if it does not. ``line`` has only
+    snapshots that are still there: of others, those that grew out of them tell."""
+    declined = reviews.declined
+    if not declined or not line:
+        return ""
+    if found := next((one for one in line if one in declined), ""):
+        return _explain_decline(found, manifest, reviews)
+    others = await run.engine.repository.manifests(manifest.memory, [one for one in line if one != manifest.snapshot])
+    for one in (manifest, *(others.get(snapshot) for snapshot in line)):
+        if not isinstance(one, Manifest):
+            continue
+        if one.parent in declined:
+            return _explain_decline(one.parent, manifest, reviews)
+        code, _, message = one.rejected.partition(": ")
+        if code == DECLINED and reviews.get_decision(one.snapshot) != ACCEPTED:
+            return message
+    return ""
+
+
 def _grew_from_pending(checked: CheckedExport, reviews: Reviews, line: list[str]) -> bool:
     """Whether it grew out of a snapshot that waits: by the memory's reviews, or by what its base says of itself."""
     base = checked.base
@@ -151,6 +174,7 @@ def _grew_from_pending(checked: CheckedExport, reviews: Reviews, line: list[str]
 
 
 def _explain_decline(declined: str, manifest: Manifest, reviews: Reviews) -> str:
+    """Return the words for a snapshot of which itself, or what it grew out of, was ``declined``."""
     row = reviews.rows[declined]
     by, why = make_printable(row.by) or "somebody", f": {make_printable(row.because)}" if row.because else ""
     if declined == manifest.snapshot:

@@ -76,6 +76,8 @@ class ExportRun(SandboxRun):
     """The head as it was read; after it was moved, the new one."""
     survey: Survey
     known: list[str]
+    gone: list[str]
+    """Declined snapshots that are not in the store any more. A sandbox may still have their contents."""
     presence: SandboxStatus
     answer: ExportAnswer | None = None
     """What the sandbox answered, once all that it brought was checked."""
