@@ -22,7 +22,7 @@ from sidecar.engine.sandbox.dialogue import ask
 from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import load_built_in
 from sidecar.program.sqlite import pages, sketches
-from sidecar.records.matching import Row, match_rows
+from sidecar.records.matches import Row, match_rows
 from tests.parts.conversations import CONVERSATIONS, SCRIPTS, Taught
 from tests.parts.homes import engine_at
 from tests.records.test_reading import Watched

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.sandbox.delivery import build_rules
 from sidecar.engine.sandbox.dialogue import Asking, ask
-from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import ProgramFailed
 from sidecar.format.protocol import Amount, LookAnswer, LookQuestion, SeenRoot
