@@ -80,6 +80,9 @@ class RemoteProvider:
         except (SandboxGone, SandboxNotFound):
             return None
 
+    def check_end(self, ref: str) -> None:
+        """Any may be ended: whether the account may is for the provider to say."""
+
     async def end(self, ref: str) -> None:
         await self._call(lambda: self._account.end(ref.partition(":")[2]), ref)
 
@@ -131,13 +134,17 @@ class LocalProvider:
         folder = Path(ref.partition(":")[2])
         return ListedSandbox(ref=ref, state=RUNNING) if folder.is_dir() else None
 
-    async def end(self, ref: str) -> None:
+    def check_end(self, ref: str) -> None:
         folder = Path(ref.partition(":")[2])
         if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or folder.parent != self._find_base():
             raise SandboxNotAllowed(
                 f"{ref} is a folder that was not made by `start`, and is not removed.",
                 hint="`memory-sidecar detach` stops looking after it; the folder is yours to remove.",
             )
+
+    async def end(self, ref: str) -> None:
+        self.check_end(ref)
+        folder = Path(ref.partition(":")[2])
         try:
             await asyncio.to_thread(shutil.rmtree, folder)
         except FileNotFoundError:

@@ -135,6 +135,8 @@ def test_a_folder_that_is_not_ours_to_remove_is_left_by_keeping_it(places: Place
         service.http.put(path("me", "attachment"), json={"sandbox": f"local:{home}"})
         refused = places.move(service)
         assert refused.json()["code"] == "sandbox-not-allowed" and places.living() == []
+        assert "keep-old" in refused.json()["hint"]
+        assert not any(call.step == "create" for call in places.daytona.server.calls)
         assert places.looked_after(service) == [f"local:{home}"] and (home / "MEMORY.md").exists()
         moved = places.move(service, keep_old=True).json()
         assert moved["former_state"] == "detached" and (home / "MEMORY.md").exists()
