@@ -26,6 +26,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a pattern of events that matches none": ('[[webhooks]]\nurl = "https://x"\nevents = ["exports.*"]\n', "no event"),
     "a webhook without events": ('[[webhooks]]\nurl = "https://x"\nevents = []\n', "never be called"),
     "a pattern of memories that matches none": ('[limits.memories."acme/../x"]\nfiles = 9\n', "it fits no memory"),
+    "a class in a pattern of memories": ('[limits.memories."acme/[ab]*"]\nfiles = 9\n', "has no [classes]"),
+    "a class in what is to be reviewed": ('[review]\nrequired = ["acme/[*"]\n', "has no [classes]"),
+    "a class in what is watched": ('[[watch]]\nprovider = "e2b"\nmemories = ["acme/[*"]\n', "has no [classes]"),
     "a pattern of paths that matches none": (
         '[layouts.n]\nkeep = ["./notes/**"]\n[[layouts.n.roots]]\nname = "n"\npaths = ["~/n"]\n',
         "'./notes/**' can match no path",
