@@ -108,6 +108,21 @@ def test_only_what_differs_from_the_defaults_is_shown(tmp_path: Path, capsys: py
     assert checked.document["ok"] is True and checked.document["changed"] == {"limits.files": 7}
 
 
+def test_a_key_that_the_service_will_need_is_missed_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    text = '[[watch]]\nprovider = "e2b"\nmemories = ["a"]\n[[start]]\nmemory = "me"\non = "daytona:"\n'
+    config = _config(tmp_path, text + '[[start]]\nmemory = "here"\non = "local:"\n')
+    checked = run_cli("config", "check", f"--config={config}", store="")
+    about = [line.partition(" is not set")[0] for line in checked.document["warnings"]]
+    assert checked.code == 0 and about == ["[[watch]] e2b: E2B_API_KEY", "[[start]] me: DAYTONA_API_KEY"]
+    monkeypatch.setenv("E2B_API_KEY", "x")
+    monkeypatch.setenv("DAYTONA_API_KEY", "x")
+    assert run_cli("config", "check", f"--config={config}", store="").document["warnings"] == []
+
+
 def test_schedules_are_shown_with_their_next_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = '[retention]\nat = "30 2 * * *"\n[service]\ntimezone = "Asia/Kolkata"\ncheckpoint_at = "55 17 * * 1-5"\n'
     config = _config(tmp_path, text)
