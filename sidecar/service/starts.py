@@ -48,6 +48,10 @@ from sidecar.service.wanted import WantedStates
 LOOK_SECONDS = 30.0
 LATE_SECONDS = 120.0
 """A sandbox may still appear at its provider so long after the service died that asked for it."""
+BESIDE = (
+    "{memory} is in other sandboxes that are looked after too: {others}. What they export may diverge; `memory-sidecar stop"
+    " {memory} --sandbox REF` ends one."
+)
 Answer = TypeVar("Answer")
 
 
@@ -180,11 +184,20 @@ class Starts:
         try:
             held = await self.create(request, held, again=again)
             answer = await self.restore_and_attach(request, held.record.sandbox)
+            self._warn_of_others(answer)
         except SidecarError as problem:
             await self.undo_and_say(held, problem)
             raise
         await self.finish(held, asked, asdict(answer), again=again)
         return answer
+
+    def _warn_of_others(self, answer: Attached) -> None:
+        """Add a warning if the memory has other sandboxes, as far as is known without asking the store."""
+        memory, sandbox = answer.attachment.place
+        known = [one for one in self._keeper.list_known() if one.memory == memory and one.looked_after]
+        others = sorted(one.sandbox for one in known if one.sandbox != sandbox)
+        if others and answer.restored is not None:
+            answer.restored.warnings.append(BESIDE.format(memory=memory, others=", ".join(others)))
 
     async def finish(self, held: HeldRecord, asked: KeyedCall | None, answer: dict[str, Any], *, again: bool) -> None:
         """Remember the answer, and remove the record. If it was taken over it stays for a while, for ``clear_up``."""

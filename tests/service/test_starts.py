@@ -263,6 +263,17 @@ async def test_a_sandbox_that_is_not_saved_is_not_ended_unless_that_is_said(
     assert living(provider, temporary) == [] and not await starter.keeper.find_all()
 
 
+async def test_a_second_sandbox_of_a_memory_is_warned_of(
+    tmp_path: Path, provider_of: Callable[[str], Provider], temporary: Path
+) -> None:
+    starter = Starter(tmp_path, provider_of("local"))
+    first, second = await starter.start(), await starter.start()
+    assert first.restored is not None and "other sandboxes" not in " ".join(first.restored.warnings)
+    assert second.restored is not None
+    (warning,) = [one for one in second.restored.warnings if "other sandboxes" in one]
+    assert first.attachment.sandbox in warning and second.attachment.sandbox not in warning
+
+
 async def test_a_first_start_that_was_never_used_is_ended_and_one_that_was_is_not(
     tmp_path: Path, provider: Provider, temporary: Path
 ) -> None:
