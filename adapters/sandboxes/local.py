@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from adapters.sandboxes.stamps import compute_stamp
 from sidecar.errors import (
     BadReference,
     OutputTooLarge,
@@ -59,6 +60,9 @@ class LocalSandbox:
 
     def holds(self, path: str) -> bool:
         return self._locate(path).is_file()
+
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        return await asyncio.to_thread(compute_stamp, self._policy.list_folders(str(self.home), projects))
 
     async def connect(self) -> SandboxStatus:
         return SandboxStatus()
