@@ -6,12 +6,14 @@ signatures by which an export knows a file again (``sidecar/program/cache.py``),
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from sidecar.program.places import is_in
 
@@ -20,21 +22,17 @@ MOST_ENTRIES = 5000
 TICK_NS = 2_000_000_000
 """Two changes in one tick of a file system's clock leave the same time behind. What changed so shortly before has no
 stamp; file systems whose times are whole seconds need two of them."""
-OWN = "memory-sidecar"
-"""The folder in which the program keeps its notes. Each run writes its lock and has a folder for itself there."""
+OWN = ".cache/memory-sidecar"
+"""The folder of a home in which the program keeps its notes. Each run writes its lock and has a folder for itself there."""
 OF_A_RUN = (".turn", "turn")
 WORK = "work-"
-
-
-class _NoStamp(Exception):
-    """What changes in these folders cannot be told from the outside."""
 
 
 def compute_stamp(folders: Sequence[str]) -> str:
     """Return the stamp of folders, with all that is in them; "" if there is none: they have too much in them, something
     just changed or cannot be read, or a link leads to a folder elsewhere.
 
-    The folders are real paths.
+    The folders are real paths, the first that of the home.
     """
     settled = time.time_ns() - TICK_NS
     digest = hashlib.blake2b(digest_size=16)
@@ -46,7 +44,7 @@ def compute_stamp(folders: Sequence[str]) -> str:
                 return ""
             name = os.fsencode(path)
             digest.update(struct.pack("<6QqqI", *_list_figures(status), len(name)) + name)
-    except (OSError, _NoStamp):
+    except OSError:
         return ""
     return digest.hexdigest()
 
@@ -60,13 +58,16 @@ def _list_figures(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _walk(folders: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything in folders, by path, and what links to files lead to. Raise ``OSError`` or ``_NoStamp``."""
-    waiting = list(folders)
+    """Yield everything in folders, by path, and what links to files lead to. Raise ``OSError``, also if a folder is too
+    large, or a link leads to one elsewhere."""
+    waiting, notes = list(folders), os.path.join(folders[0], OWN)
     while waiting:
         folder = waiting.pop()
-        own = OWN in (os.path.basename(folder), os.path.basename(os.path.dirname(folder)))
+        own = notes in (folder, os.path.dirname(folder))
         with os.scandir(folder) as entries:
-            rows = sorted(entries, key=lambda entry: entry.name)
+            rows = sorted(islice(entries, MOST_ENTRIES + 1), key=lambda entry: entry.name)
+        if len(rows) > MOST_ENTRIES:
+            raise OSError(errno.EFBIG, "has too much in it", folder)
         for entry in rows:
             if own and (entry.name in OF_A_RUN or entry.name.startswith(WORK)):
                 continue
@@ -79,15 +80,12 @@ def _walk(folders: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _follow(link: str, folders: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the file elsewhere that a link leads to. Raise ``_NoStamp`` if it leads to a folder elsewhere, or to nothing:
+    """Yield the file elsewhere that a link leads to. Raise ``OSError`` if it leads to a folder elsewhere, or to nothing:
     what comes there later would not be seen."""
     real = os.path.realpath(link)
     if any(is_in(real, folder) for folder in folders):
         return  # it is looked at where it is, or would be
-    try:
-        status = os.stat(real)
-    except OSError:
-        raise _NoStamp from None
+    status = os.stat(real)
     if stat.S_ISDIR(status.st_mode):
-        raise _NoStamp
+        raise OSError(errno.EXDEV, "leads to a folder elsewhere", link)
     yield f"{link}/", status

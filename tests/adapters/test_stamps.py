@@ -24,6 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(home / "MEMORY.md", b"# Memory\n")
     write(home / "notes/a.md", b"one\n")
     write(home / "notes/b.md", b"two\n")
+    write(home / "memory-sidecar/work-notes.md", b"a project that is called as we are\n")
     (home / "inside").symlink_to("notes")
     (home / "nowhere").symlink_to("notes/not-yet.md")
     write(tmp_path / "outside.md", b"elsewhere\n")
@@ -80,6 +81,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a folder": lambda home: (home / "notes/deep").mkdir(),
     "a mode": lambda home: (home / "notes").chmod(0o700),
     "behind a link": lambda home: write(home.parent / "outside.md", b"ELSEWHERE\n"),
+    "a project called as ours": lambda home: write(home / "memory-sidecar/work-notes.md", b"mine\n"),
     "another base": lambda home: write(home / ".cache/memory-sidecar/m/lineage", b"20260102T000000000Z-00000000\n"),
 }
 

@@ -4,6 +4,7 @@ the services have even shares, and those of one that is killed are taken over. A
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -11,9 +12,9 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 COUNT, EVERY, LEASE = 1000, 60.0, 30.0
 ATTACH_WITHIN = 50.0
 """They come over most of a minute, as they would: what comes in one moment has all its checkpoints in one moment."""
-KILL_AFTER, END_AFTER = 170.0, 290.0
+KILL_AFTER, END_AFTER = 185.0, 305.0
 EDITS_FROM, EDITS_PER_SECOND = 100.0, 1.5
 ENDS = ("export committed", "export unchanged")
 
@@ -48,6 +49,32 @@ class RealService(Service):
         """The most MB that it ever had."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3
+
+    def measure_cpu(self) -> tuple[float, float]:
+        """Seconds of CPU so far: its own, and of the programs that it ran in sandboxes."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        own, programs = (sum(map(int, fields[at : at + 2])) / os.sysconf("SC_CLK_TCK") for at in (11, 13))
+        return own, programs
+
+
+class Meter:
+    """What a minute costs."""
+
+    def __init__(self, server: S3Server, services: Sequence[RealService]) -> None:
+        self._server = server
+        self._services = services
+        self._before = self._read()
+
+    def _read(self) -> tuple[float, Counter[str], list[float]]:
+        own, programs = zip(*(service.measure_cpu() for service in self._services), strict=True)
+        return time.monotonic(), self._server.count_requests(), [sum(own), sum(programs)]
+
+    def tell(self, what: str) -> None:
+        (then, asked, used), (now, asks, uses) = self._before, self._read()
+        minutes = (now - then) / 60
+        per_minute = {kind: round(number / minutes) for kind, number in (asks - asked).items()}
+        own, programs = ((later - earlier) / minutes for earlier, later in zip(used, uses, strict=True))
+        print(f"{what}, a minute: requests {per_minute}, CPU {own:.1f} s of services, {programs:.1f} s in sandboxes")
 
 
 @pytest.fixture
@@ -83,12 +110,25 @@ def read_ends(logs: list[Path]) -> dict[str, list[tuple[float, str]]]:
     return {memory: sorted(ends) for memory, ends in found.items()}
 
 
+def read_taken(logs: list[Path]) -> set[str]:
+    """The memories whose sandbox a service took over from one that died."""
+    lines = (json.loads(line) for log in logs for line in log.read_text().splitlines())
+    return {line["memory"] for line in lines if line["event"] == "taken over"}
+
+
 def tell(name: str, values: list[float]) -> None:
     values = sorted(values)
     shown = ", ".join(
         f"{part:.0%} {values[min(len(values) - 1, int(len(values) * part))]:.1f}" for part in (0.5, 0.95, 0.99)
     )
     print(f"{name}: {len(values)}, {shown}, most {values[-1]:.1f}")
+
+
+@contextmanager
+def running(store: str, log: Path, server: S3Server) -> Iterator[RealService]:
+    with serving(store, log, server.environment(), kind=RealService, lease=LEASE, grace=60) as service:
+        assert isinstance(service, RealService)
+        yield service
 
 
 class Edits:
@@ -124,10 +164,7 @@ def test_a_thousand_are_checkpointed_every_minute(tmp_path: Path, server: S3Serv
     homes = {f"m{number}": empty_home(tmp_path / "homes" / str(number)) for number in range(COUNT)}
     logs = [tmp_path / f"log{number}" for number in range(3)]
     with ExitStack() as held, Edits(homes) as edits:
-        services = [
-            held.enter_context(serving(store, log, server.environment(), kind=RealService, lease=LEASE, grace=60))
-            for log in logs
-        ]
+        services = [held.enter_context(running(store, log, server)) for log in logs]
         began, attached = time.time(), {}
 
         def attach(number: int) -> None:
@@ -144,18 +181,14 @@ def test_a_thousand_are_checkpointed_every_minute(tmp_path: Path, server: S3Serv
         print(f"attached within {time.time() - began:.0f} s")
         time.sleep(max(0.0, began + EDITS_FROM - time.time()))
         edits.start()
-        asked, since = server.count_requests(), time.monotonic()
+        meter = Meter(server, services)
         time.sleep(max(0.0, began + KILL_AFTER - time.time()))
         shares = count_shares(services[0])
         print("shares of three:", sorted(shares.values()))
         assert sum(shares.values()) == COUNT and len(shares) == 3
         assert all(abs(share - COUNT / 3) <= 0.2 * COUNT / 3 for share in shares.values())
-        per_minute = {
-            kind: round(60 * number / (time.monotonic() - since))
-            for kind, number in (server.count_requests() - asked).items()
-        }
-        print("requests a minute:", per_minute)
-        memory = [service.measure_memory() for service in services]  # type: ignore[attr-defined]
+        meter.tell("while all are new")
+        memory = [service.measure_memory() for service in services]
         services[2].process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         while len(shares) != 2 or sum(shares.values()) != COUNT:
@@ -166,28 +199,32 @@ def test_a_thousand_are_checkpointed_every_minute(tmp_path: Path, server: S3Serv
             f"taken over after {time.monotonic() - killed:.1f} s (a lease is {LEASE:.0f} s):", sorted(shares.values())
         )
         services[2].kill()
+        time.sleep(max(0.0, began + END_AFTER - EVERY - time.time()))
+        meter = Meter(server, services[:2])
         time.sleep(max(0.0, began + END_AFTER - time.time()))
+        meter.tell("while one of a dozen changes")
         print("shares of two:", sorted(count_shares(services[0]).values()))
-        memory += [service.measure_memory() for service in services[:2]]  # type: ignore[attr-defined]
+        memory += [service.measure_memory() for service in services[:2]]
         print("most memory, MB:", [round(one) for one in memory])
         assert max(memory) < 200
         ended = time.time()
         ends = read_ends(logs)
-        gaps = []
+        gaps, taken = [], read_taken(logs)
         for name, home in homes.items():
             moments = [attached[name], *(moment for moment, _ in ends[name]), ended]
-            gaps += [later - earlier for earlier, later in pairwise(moments)][:-1]
-            assert ended - moments[-2] <= 2 * EVERY, (home, moments)
+            late = [later - earlier for earlier, later in pairwise(moments)]
+            # What the killed service had waits for the end of its lease, too.
+            assert max(late) <= 2 * EVERY + (2 * LEASE if name in taken else 0), (home, moments)
+            gaps += late[:-1]
         tell("seconds between checkpoints", gaps)
         print("exports:", Counter(what for each in ends.values() for _, what in each))
-        assert max(gaps) <= 2 * EVERY
         check_snapshots(server, ends, edits.made, ended)
 
 
 def check_snapshots(
     server: S3Server, ends: Mapping[str, list[tuple[float, str]]], edits: Mapping[str, float], ended: float
 ) -> None:
-    """Each memory has a snapshot of what it began with, and of what was written later, once."""
+    """Each memory has a snapshot of what it began with, and of what was written after that was saved, once."""
     found: Counter[str] = Counter()
     pages = server.client.get_paginator("list_objects_v2").paginate(Bucket="thousand")
     for key in (row["Key"] for page in pages for row in page.get("Contents", ())):
@@ -198,6 +235,6 @@ def check_snapshots(
     for memory, count in found.items():
         written = edits.get(memory)
         assert count <= (2 if written else 1), f"{memory} was written twice"
-        if written and written < ended - 2 * EVERY:
+        if written and ends[memory][0][0] < written < ended - 2 * EVERY:
             assert count == 2, f"{memory} was not saved"
     print(f"snapshots: {sum(found.values())}, of {len(edits)} homes that were changed")

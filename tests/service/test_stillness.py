@@ -13,7 +13,6 @@ import pytest
 from adapters.sandboxes import stamps
 from adapters.sandboxes.local import LocalSandbox, open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
-from sidecar.errors import SandboxNotFound
 from sidecar.ids import MemoryKeys
 from sidecar.receipts import ExportOutcome, ExportReceipt
 from sidecar.service.attachments import stillness
@@ -21,6 +20,7 @@ from sidecar.service.attachments.attachment import CareOptions
 from sidecar.service.attachments.checkpoints import CHECKPOINT
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.attachments.leases import LeaseLost
+from sidecar.service.attachments.schedule import GONE
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.settings import Service
@@ -131,7 +131,7 @@ async def test_a_sandbox_that_is_gone_is_noticed(scene: Scene) -> None:
     for place in sorted(scene.home.rglob("*"), reverse=True):
         place.rmdir() if place.is_dir() else place.unlink()
     scene.home.rmdir()
-    with pytest.raises(SandboxNotFound):
+    with pytest.raises(GONE):
         await scene.checkpoint()
 
 
