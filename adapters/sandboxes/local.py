@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from adapters.sandboxes.stamps import compute_stamp
 from sidecar.errors import (
     BadReference,
     OutputTooLarge,
@@ -62,6 +61,8 @@ class LocalSandbox:
         return self._locate(path).is_file()
 
     async def stamp(self, projects: Sequence[str] | None) -> str:
+        from adapters.sandboxes.stamps import compute_stamp  # late: a command needs none
+
         return await asyncio.to_thread(compute_stamp, self._policy.list_folders(str(self.home), projects))
 
     async def connect(self) -> SandboxStatus:
