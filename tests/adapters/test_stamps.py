@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ TICK = 0.05
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(stamps, "TICK_NS", int(TICK * 1e9))
     home = empty_home(tmp_path / "home")
     write(home / "MEMORY.md", b"# Memory\n")
@@ -31,11 +32,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "outside.md").symlink_to(tmp_path / "outside.md")
     write(home / ".cache/memory-sidecar/m/lineage", b"20260101T000000000Z-00000000\n")
     write(home / ".cache/memory-sidecar/.turn", b"export")
-    with sqlite3.connect(home / "live.db") as database:
+    with closing(sqlite3.connect(home / "live.db", isolation_level=None)) as database:  # open as long as the test runs
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("CREATE TABLE t (x)")
-    settle()
-    return home
+        settle()
+        yield home
 
 
 def settle() -> None:
@@ -61,7 +62,7 @@ def edit_in_the_dark(home: Path) -> None:
 
 
 def commit(home: Path) -> None:
-    with sqlite3.connect(home / "live.db") as database:
+    with closing(sqlite3.connect(home / "live.db", isolation_level=None)) as database:
         database.execute("INSERT INTO t VALUES (1)")
 
 
@@ -89,10 +90,11 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_it_is_another_one_after_any_change(home: Path, change: Callable[[Path], object]) -> None:
     before = compute_stamp([str(home)])
+    assert before
     change(home)
     settle()
     after = compute_stamp([str(home)])
-    assert before and after and after != before
+    assert after and after != before
 
 
 def test_what_was_changed_just_now_has_none(home: Path) -> None:
