@@ -200,7 +200,7 @@ async def _finish_stored(
     run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, stored.room.used)
     outcome, reason = ExportOutcome.REJECTED, verdict.reason
     if reason is None:
-        outcome = await settle_head(run, manifest, moves=verdict.moves)
+        outcome = await settle_head(run, manifest, moves=verdict.moves, guarded=stored.guarded)
     elif verdict.is_pending:
         outcome = ExportOutcome.PENDING
     else:
@@ -327,11 +327,11 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     elif reason is None and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
         try:
             await hold_packs(repository.store, manifest)
+            outcome, state = await advance_head(engine, manifest, state, moves=True)
         except BaseCollected:
             # A pack of its base was collected, and the process died before it noticed: it is exported again.
             await repository.store.delete([MemoryKeys.of(memory).snapshot(snapshot)])
             return None
-        outcome, state = await advance_head(engine, manifest, state, moves=True)
     return ExportReceipt(
         outcome=outcome,
         memory=memory,
