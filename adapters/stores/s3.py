@@ -100,7 +100,7 @@ class S3Store:
         )
         found = sorted(set().union(*parts))
         if most > PIECE:
-            self._splits[prefix] = found[PIECE:-PIECE:PIECE]
+            self._splits[prefix] = found[PIECE::PIECE]
         return found[:most]
 
     async def copy(self, source: str, target: str) -> None:
@@ -141,7 +141,7 @@ class S3Store:
         found = sorted(self._objects.entries(prefix), key=lambda info: info.key)
         if prefix.endswith("/") and len(found) > PIECE:
             names = sorted({info.key[len(prefix) :].partition("/")[0] for info in found})
-            self._splits[prefix] = names[PIECE:-PIECE:PIECE]
+            self._splits[prefix] = names[PIECE::PIECE]
         return found
 
     def _abort_uploads(self, prefix: str, older_than: float = float("inf")) -> int:

@@ -142,11 +142,11 @@ class Repository:
         notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
         return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
 
-    async def find_head(self, folder: str) -> HeadState | None:
+    async def find_head(self, folder: str, listed: str = "") -> HeadState | None:
         """Return the head of the memory in a folder of the store, whose name may not tell the id; ``None`` if it is not
-        valid."""
+        valid. ``listed``: its version, as a listing shows it."""
         try:
-            stored = await self.store.get(MemoryKeys(f"{ROOT}{folder}/").head)
+            stored = await self._read(MemoryKeys(f"{ROOT}{folder}/").head, listed)
             memory = decode_checksummed(stored.data).get("memory") if stored is not None else None
             if stored is None or not isinstance(memory, str) or build_memory_key(memory) != folder:
                 return None

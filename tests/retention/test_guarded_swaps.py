@@ -155,7 +155,7 @@ class World:
     async def tidy(self) -> None:
         """What another process does, with other settings than who exports."""
         repository = Repository(self.store)
-        rules = self.chance.choice(({"keep_last": 1}, {"keep_last": 2}, {"memory_bytes": 300}, {}))
+        rules: dict[str, Any] = self.chance.choice(({"keep_last": 1}, {"keep_last": 2}, {"memory_bytes": 300}, {}))
         with suppress(SidecarError):
             if rules:
                 done = await forget(repository, MEMORY, Retention(grace="0s", **rules))
