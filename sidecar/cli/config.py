@@ -35,8 +35,15 @@ from sidecar.policy.review import ExportCheck
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
-from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
-from sidecar.wiring import find_store_folder, open_embedded, open_repository, open_sandbox, open_search
+from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
+from sidecar.wiring import (
+    find_missing_key,
+    find_store_folder,
+    open_embedded,
+    open_repository,
+    open_sandbox,
+    open_search,
+)
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
 DUE_TIMES = 3
@@ -76,13 +83,25 @@ def run_config(args: argparse.Namespace) -> Result:
     rows = [(name, _format_value(value), _format_value(default)) for name, value, default in changed]
     table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
     warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
-    warnings += [*found.keys.warnings, *found.notes]
+    warnings += [*found.keys.warnings, *found.notes, *_list_missing_keys(config)]
     words: list[str | Table] = [table]
     if schedule:
         words.append(
             Table(("AT", "EXPRESSION", "NEXT"), [(row.option, row.expression, row.next[0]) for row in schedule])
         )
     return _build_result(document, words, warnings, found.problems)
+
+
+def _list_missing_keys(config: Config) -> list[str]:
+    """Return a warning for each provider that the service would use by itself and has no key for."""
+    used = {f"[[watch]] {table.provider}": table.provider for table in config.watch}
+    used |= {f"[[start]] {table.memory}": table.on.partition(":")[0] for table in config.start}
+    missing = {where: variable for where, provider in used.items() if (variable := find_missing_key(provider))}
+    return [
+        f"{where}: {variable} is not set here. `memory-sidecar serve` needs it in its own environment; without it nothing is"
+        " found or created there."
+        for where, variable in missing.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,31 +278,12 @@ def render_options_page() -> str:
             for name, default, about in _list_options(kind)
             if name in _list_tables(kind)
         ]
-    lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Webhook)]
-    lines += [
-        "",
-        "## [[start]]",
-        "",
-        "Memories that have a living sandbox: see [conductor](conductor.md#sandboxes-by-themselves).",
-        "",
-    ]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Start)]
-    lines += ["", "## [[watch]]", "", "Sandboxes that name their memory: see [conductor](conductor.md#watch).", ""]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Watch)]
-    lines += [
-        "",
-        "## [[checks]]",
-        "",
-        "Commands that look at a snapshot before it becomes the head: see [review](review.md#checks).",
-        "",
-    ]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(ExportCheck)
-    ]
+    lines += _render_table("webhooks", Webhook)
+    sandboxes = "Memories that have a living sandbox: see [conductor](conductor.md#sandboxes-by-themselves)."
+    lines += _render_table("start", Start, sandboxes)
+    lines += _render_table("watch", Watch, "Sandboxes that name their memory: see [conductor](conductor.md#watch).")
+    checks = "Commands that look at a snapshot before it becomes the head: see [review](review.md#checks)."
+    lines += _render_table("checks", ExportCheck, checks)
     lines += [
         "",
         "## [layouts.NAME]",
@@ -292,6 +292,15 @@ def render_options_page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _render_table(name: str, kind: type[Any], about: str = "") -> list[str]:
+    """Return the lines about one table of which there can be several."""
+    head = ["", f"## [[{name}]]", "", *([about, ""] if about else []), "| option | default | |", "|---|---|---|"]
+    return [
+        *head,
+        *(f"| `{key}` | `{_format_value(default)}` | {told} |" for key, default, told in _list_options(kind)),
+    ]
 
 
 def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.engine.comparison import make_side, read_manifest
+from sidecar.engine.comparison import read_manifest
 from sidecar.engine.core import Engine
 from sidecar.errors import RecordNotFound, SnapshotDamaged, SnapshotNotFound
 from sidecar.format.index import FILE, Entry
@@ -20,11 +20,12 @@ from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, RecordRow, Records
+from sidecar.records.comparison import make_side
 from sidecar.records.files import Unreadable
-from sidecar.records.matching import MOST_COMPARED
+from sidecar.records.matches import MOST_COMPARED
+from sidecar.records.origins import Contents, TrackedUnit, follow_unit
 from sidecar.records.record import Item, Record, escape_path, name_record
 from sidecar.records.rows import list_fields, make_row
-from sidecar.records.tracking import Contents, TrackedUnit, follow_unit
 from sidecar.records.units import Files, Unit
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest

@@ -22,7 +22,6 @@ from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORI
 from sidecar.policy.privacy import MODES as PRIVACY_MODES
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import COUNTS, SAFE_PART, Retention, RetentionRules
-from sidecar.policy.rules import check_rules
 
 At = tuple[str | int, ...]
 
@@ -99,7 +98,11 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
         for name, table in _list_tables(tables).items():
             narrower[kind][name], narrowed = _narrow_table(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
             _check_modes(narrowed, ("privacy", kind, name))
-    return replace(privacy, **narrower, rules=check_rules(privacy.rules))
+    if privacy.rules:
+        from sidecar.policy.rules import check_rules  # late: what can take long is found by taking patterns apart
+
+        privacy = replace(privacy, rules=check_rules(privacy.rules))
+    return replace(privacy, **narrower)
 
 
 def _check_modes(privacy: Privacy, at: At) -> None:
@@ -263,10 +266,25 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
 
 
+def find_mistake(pattern: str) -> str:
+    """Return what in a pattern of memory ids looks like more than it is; empty if nothing does.
+
+    Such characters stand for themselves, so whoever takes them for a part of the syntax would match nothing without a word.
+    """
+    if "[" in pattern or "]" in pattern:
+        return "a pattern has no [classes]; * and ? stand for any characters within one part, {a,b} for either"
+    if any("{" in full or "}" in full for full in expand_braces(pattern)):
+        return "its braces are not paired: {a,b} stands for either"
+    return ""
+
+
 def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
     """Raise ``BadConfig`` unless each pattern matches some memory that none before it matches."""
     before: list[str] = []
     for pattern in patterns:
+        if mistake := find_mistake(pattern):
+            hint = "A ? stands for any one character, so also for one of these in an id."
+            raise BadConfig(f"[{'.'.join(at)}] {pattern!r} is no pattern: {mistake}.", hint=hint, at=(*at, pattern))
         ids = [*filter(_is_possible_id, _make_examples(pattern))]
         if all(map(compile_patterns(before).match, ids)):
             takers = [repr(earlier) for earlier in before if any(map(compile_patterns([earlier]).match, ids))]

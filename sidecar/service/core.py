@@ -47,7 +47,7 @@ from sidecar.store.selectors import resolve_snapshot
 if TYPE_CHECKING:
     from sidecar.engine.restores.source import SnapshotSource
     from sidecar.service.attachments.keeper import Keeper
-    from sidecar.service.jobs.wanted import WantedJob
+    from sidecar.service.jobs.wanted_sandboxes import WantedJob
     from sidecar.service.starts import Starts
     from sidecar.service.watch.watch import Watcher
 

@@ -21,7 +21,7 @@ from sidecar.host.text import format_count
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import CoveredRules
-from sidecar.layouts.earlier import EARLIER
+from sidecar.layouts.earlier_rules import EARLIER
 from sidecar.receipts import Scrubbed
 
 FORMAT = 1
@@ -268,6 +268,18 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:
         raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
+
+
+def decode_object(data: bytes, kind: type[T], form: int) -> T:
+    """Parse one of the small objects beside manifests and heads. Raise ``ValueError`` if it is not valid, or not of this
+    format."""
+    value = decode_checksummed(data)
+    if value.pop("format", None) != form:
+        raise ValueError("it is in a format this version does not know")
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise ValueError(str(problem)) from None
 
 
 def digest_tree(entries: dict[str, Entry]) -> str:

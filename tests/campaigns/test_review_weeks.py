@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.host.files import open_spool
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.fetch import fetch
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository

@@ -18,7 +18,7 @@ import pytest
 
 from sidecar.engine import histories
 from sidecar.layouts.sources import RecordSpec
-from sidecar.records import matching
+from sidecar.records import matches
 from sidecar.records.files import MemoryFile, Unreadable
 from sidecar.records.tables import read_table
 from tests.parts.commands import done
@@ -46,7 +46,7 @@ def write_headings(count: int, name: str) -> bytes:
 
 
 def test_more_records_than_can_be_told_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (matching, histories):
+    for module in (matches, histories):
         monkeypatch.setattr(module, "MOST_COMPARED", 50)
     monkeypatch.setattr("sidecar.cli.records.MOST_LISTED", 30)
     store = export_twice(tmp_path, "MEMORY.md", write_headings(60, "a"), write_headings(70, "b"))

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, field, replace
+from typing import TYPE_CHECKING
 
 from sidecar.engine.archives.notes import apply_notes
 from sidecar.engine.core import Engine
@@ -33,18 +34,19 @@ from sidecar.errors import (
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
 from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
-from sidecar.host.files import SpooledFile
+from sidecar.host.files import Spool, SpooledFile
 from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
-from sidecar.records.units import list_read, plan_units
-from sidecar.records.workspace import KeptFiles
 from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sidecar.records.files import KeptFiles
 
 MOST_AHEAD = 8 << 20
 """How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
@@ -155,9 +157,9 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
         checked = replace(checked, answer=answer)
     else:
         bundle, stored = await _receive_bundle(run, answer, inline)
+    spool, seconds = run.scratch, engine.timing.unpack
     try:
-        kept = KeptFiles(run.scratch)
-        return await run_in_thread(check_bundle, engine, checked, bundle, stored, kept, seconds=engine.timing.unpack)
+        return await run_in_thread(check_bundle, engine, checked, bundle, stored, spool, seconds=seconds)
     except UntrustedSandbox as problem:
         _ask_for_full_export(run, question, answer, problem)
         raise
@@ -297,10 +299,10 @@ async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
 
 
 def check_bundle(
-    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, kept: KeptFiles, deadline: Deadline
+    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, spool: Spool, deadline: Deadline
 ) -> CheckedExport:
     """Check a bundle as hostile input and apply it on top of the base of ``checked``. Return the export with what
-    arrived. ``stored`` is the id of the pack if it is in the store already; ``kept`` gets the files of a full pack whose
+    arrived. ``stored`` is the id of the pack if it is in the store already; ``spool`` gets the files of a full pack whose
     records are to be counted.
 
     Raise ``UntrustedSandbox`` (``UnpackTimeout`` if it takes too long) or ``LimitExceeded``.
@@ -326,9 +328,12 @@ def check_bundle(
     check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
+    kept = None
     if index.kind == "full":
-        kept.wanted = _choose_kept(engine, answer, entries, layout_of)
-    check_pack(bundle.path, answer.codec, index, engine.progress, deadline, kept.open)
+        from sidecar.records.files import KeptFiles  # late: a warm export brings a delta
+
+        kept = KeptFiles(spool, _choose_kept(engine, answer, entries, layout_of))
+    check_pack(bundle.path, answer.codec, index, engine.progress, deadline, kept.open if kept is not None else None)
     _check_rules(engine, answer, index)
     pack = PackFile(bundle.path, answer.codec, index, stored)
     return replace(checked, arrived=ReceivedPack(pack, entries, kept))
@@ -339,6 +344,8 @@ def _choose_kept(
 ) -> set[str]:
     """Return the files that have to be read to count records: none of the databases that the sandbox counted, and none at
     all if they are too large."""
+    from sidecar.records.units import list_read, plan_units  # for the same reason as KeptFiles
+
     files = (path for path, entry in entries.items() if entry.type == FILE and path not in answer.counted)
     wanted = list_read(plan_units(files, layout_of, engine.layouts).values())
     return wanted if sum(entries[path].size for path in wanted) <= MOST_COUNTED else set()

@@ -32,7 +32,7 @@ from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
 from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in
-from sidecar.layouts.earlier import EARLIER, PROJECTS
+from sidecar.layouts.earlier_rules import EARLIER, PROJECTS
 from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
 from sidecar.ports import Store
 from sidecar.program.privacy.scrub import MOST_PATHS

@@ -31,7 +31,7 @@ UNREADABLE = "What was decided in reviews cannot be read, so this waits for one:
 async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, verdict: Verdict) -> Verdict:
     """Return the verdict on a snapshot that may become the head as far as guards go, after checks and review.
     ``manifest`` is the new one, or the stored one if nothing changed since."""
-    if not verdict.moves:
+    if not verdict.moves or not _is_watched(run, checked, manifest):
         return verdict
     reviews, problem = await _read_reviews(run)
     line, kept = _list_line(run, checked.answer), checked.arrived is None
@@ -64,6 +64,14 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     if problem:
         run.warnings.append(problem)
     return _hold(verdict, Reason(code=PENDING, message=told[:LONGEST_REASON]))
+
+
+def _is_watched(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> bool:
+    """Whether there is anything to ask: checks or reviews in the config, decisions in the store, or a manifest that says
+    that it waits. If none of them, none of what ``examine`` asks has an answer."""
+    engine, decided = run.engine, MemoryKeys.of(run.request.memory).reviews in run.survey.sizes
+    waits = manifest.pending or (checked.base is not None and checked.base.pending)
+    return bool(engine.checks or engine.review.required or decided or waits)
 
 
 def _is_due(run: ExportRun, row: ReviewRow) -> bool:

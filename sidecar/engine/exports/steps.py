@@ -72,7 +72,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     """
     check_reasons(request.allow)
     engine = engine.narrow_to(request.memory)
-    counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
+    counted, started = CountedSandbox(sandbox, engine.progress, engine.may_use_folder), time.monotonic()
     try:
         return await _run_export(await begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:

@@ -205,7 +205,8 @@ class Screen:
         if policy is not None and os.path.getsize(copy) > LARGE:
             from sidecar.program.sqlite import pages
 
-            self._ahead = Child(partial(pages.may_concern, copy, policy.may_concern, None))
+            looks = pages.Looks(policy.may_concern, policy.has_traces)
+            self._ahead = Child(partial(pages.may_concern, copy, looks, None))
 
     def end_database(self) -> None:
         """End that."""
