@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from sidecar.format.refusal import Refusal
 from sidecar.program.sqlite import backup
 from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
 from tests.parts.homes import PROJECT
+
+
+TASKS = "/proc/self/task"
 
 
 def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:
@@ -213,18 +217,73 @@ def test_looking_through_a_large_database_takes_little_memory(tmp_path: Path) ->
     assert int(ran.stdout) < 80, "MB; the file has 200"
 
 
-def test_while_a_database_is_read_nothing_else_of_the_program_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("large", [False, True])
+def test_while_a_database_is_read_nothing_else_runs_in_that_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     """Another thread that closes a file of the database ends the locks that keep its writer from what is being read."""
     make(tmp_path / "a.db", "WAL")
-    readers: list[threading.Thread] = []
-    copy_live = backup._copy_live
+    monkeypatch.setattr(backup, "LARGE", 0 if large else 1 << 30)
+    log, copy_live = tmp_path / "log", backup._copy_live
 
     def watched(*given: Any) -> str:
-        readers.append(threading.current_thread())
+        with log.open("a") as told:
+            told.write(f"{os.getpid()} {threading.current_thread() is threading.main_thread()} {len(os.listdir(TASKS))}\n")
         return copy_live(*given)
 
     monkeypatch.setattr(backup, "_copy_live", watched)
     copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
-    assert readers == [threading.current_thread()] and copied.read_check() == "ok"
+    try:
+        assert copied.read_check() == "ok"
+    finally:
+        copied.wait()
+    ((process, in_main, threads),) = [line.split() for line in log.read_text().splitlines()]
+    assert (int(process) == os.getpid()) is not large
+    assert in_main == "True"
+    assert threads == "1" or not large
+
+
+@pytest.mark.parametrize("raised", [OSError(5, "Input/output error"), Refusal("database-busy", "Busy.", True)])
+def test_what_goes_wrong_in_the_other_process_is_raised_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+
+    def fail(*given: Any) -> str:
+        raise raised
+
+    monkeypatch.setattr(backup, "_copy_live", fail)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    with pytest.raises(type(raised), match=raised.args[-1] if isinstance(raised, OSError) else "Busy"):
+        copied.expect()
+    copied.wait()
+
+
+def test_a_database_is_copied_by_this_process_if_the_other_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    parent, copy_live = os.getpid(), backup._copy_live
+
+    def killed(*given: Any) -> str:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return copy_live(*given)
+
+    monkeypatch.setattr(backup, "_copy_live", killed)
+    copied = backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert copied.check == "ok" and quick_check(str(tmp_path / "copy")) == "ok"
+
+
+def test_nothing_of_a_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert copied.read_check() == "ok" and (tmp_path / "copy").exists()
+    copied.remove()
+    copied.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

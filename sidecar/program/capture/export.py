@@ -134,7 +134,7 @@ class Export:
         try:
             answer = self._run()
         finally:
-            self.taking.end_copy()
+            self.taking.wait()
         if not self.question.trial:
             self._write_notes(answer)
         return answer
