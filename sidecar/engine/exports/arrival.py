@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, field, replace
+from typing import TYPE_CHECKING
 
 from sidecar.engine.archives.notes import apply_notes
 from sidecar.engine.core import Engine
@@ -39,12 +40,13 @@ from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
-from sidecar.records.units import list_read, plan_units
-from sidecar.records.workspace import KeptFiles
 from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sidecar.records.workspace import KeptFiles
 
 MOST_AHEAD = 8 << 20
 """How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
@@ -155,8 +157,10 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
         checked = replace(checked, answer=answer)
     else:
         bundle, stored = await _receive_bundle(run, answer, inline)
+    from sidecar.records.workspace import KeptFiles  # an export that stores nothing need not load it
+
+    kept = KeptFiles(run.scratch)
     try:
-        kept = KeptFiles(run.scratch)
         return await run_in_thread(check_bundle, engine, checked, bundle, stored, kept, seconds=engine.timing.unpack)
     except UntrustedSandbox as problem:
         _ask_for_full_export(run, question, answer, problem)
@@ -339,6 +343,8 @@ def _choose_kept(
 ) -> set[str]:
     """Return the files that have to be read to count records: none of the databases that the sandbox counted, and none at
     all if they are too large."""
+    from sidecar.records.units import list_read, plan_units  # for the same reason as KeptFiles
+
     files = (path for path, entry in entries.items() if entry.type == FILE and path not in answer.counted)
     wanted = list_read(plan_units(files, layout_of, engine.layouts).values())
     return wanted if sum(entries[path].size for path in wanted) <= MOST_COUNTED else set()
