@@ -6,10 +6,13 @@ nothing else may run in the process that reads it (``sqlite/backup.py``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
 from typing import Any, BinaryIO, Callable, List, Optional
 
 from sidecar.program import places
@@ -19,6 +22,8 @@ MOST_FILES = 256
 
 Tell = Callable[[Any], None]
 """Tells the parent something that JSON can say."""
+Ask = Callable[[], bool]
+"""Waits until the parent asks for more. False if it will not."""
 
 
 class Child:
@@ -28,7 +33,7 @@ class Child:
     No other thread may run when it is made: a lock that one holds would stay locked in the child.
     """
 
-    def __init__(self, work: Callable[[Tell], None]) -> None:
+    def __init__(self, work: Callable[[Tell, Ask], None]) -> None:
         self._process = 0
         self._told: Optional[BinaryIO] = None
         self._held = -1
@@ -55,6 +60,16 @@ class Child:
         line = self._told.readline() if self._told is not None else b""
         return json.loads(line) if line.endswith(b"\n") else None
 
+    def has_told(self, seconds: float) -> bool:
+        """Return whether there is something to hear, or never will be; wait so long for it. Before anything was heard."""
+        return self._told is None or bool(select.select([self._told], [], [], seconds)[0])
+
+    def ask(self) -> None:
+        """Ask for more."""
+        if self._told is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when it is heard
+                os.write(self._held, b"?")
+
     def end(self) -> None:
         """Let the process end, whatever it does, without waiting for that: it may have a large file to close."""
         if self._told is not None:
@@ -71,12 +86,15 @@ class Child:
             self._process = 0
 
 
-def _work(work: Callable[[Tell], None], telling: int, waiting: int) -> None:
+def _work(work: Callable[[Tell, Ask], None], telling: int, waiting: int) -> None:
     """Work in the child, and stay until the parent ends it, or has ended. If something is raised no more is told, and the
     parent does it."""
 
+    lock = threading.Lock()
+
     def tell(said: Any) -> None:
-        os.write(telling, json.dumps(said).encode("ascii") + b"\n")
+        with lock:
+            os.write(telling, json.dumps(said).encode("ascii") + b"\n")
 
     try:
         places.close_folders()
@@ -85,8 +103,9 @@ def _work(work: Callable[[Tell], None], telling: int, waiting: int) -> None:
             os.closerange(first, end)
         for _ in range(3):  # SQLite opens no database where output may go
             os.open(os.devnull, os.O_RDWR)
-        work(tell)
+        work(tell, lambda: bool(os.read(waiting, 1)))
         os.close(telling)
-        os.read(waiting, 1)
+        while os.read(waiting, 1):
+            pass
     finally:
         os._exit(0)

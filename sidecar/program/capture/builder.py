@@ -24,17 +24,28 @@ if TYPE_CHECKING:
     from sidecar.program.privacy.screen import Screen
     from sidecar.program.sqlite import sketches
     from sidecar.program.sqlite.backup import CheckedCopy
+    from sidecar.program.sqlite.follower import Follower
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
 """Appended to the first page's digest of a database whose copy had to be scrubbed."""
 
 
+class CopyMisread(Exception):
+    """What was read of a database's copy while it was written is not what it became: it is read after that."""
+
+
 class ExportBuilder:
     """What an export has collected so far: its entries, how they differ from the base, and its warnings."""
 
     def __init__(
-        self, question: ExportQuestion, scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
+        self,
+        question: ExportQuestion,
+        scratch: Scratch,
+        fit: ExportLimits,
+        base: cache.Base | None,
+        looked_at: bool,
+        follows: bool = True,
     ) -> None:
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
@@ -58,6 +69,7 @@ class ExportBuilder:
         self._copy: tuple[FoundPath, CheckedCopy, list[Any]] | None = None
         """The database that was copied last, and its stat signature from before."""
         self._removed: list[CheckedCopy] = []
+        self._follows = follows
 
     @property
     def screen(self) -> Screen:
@@ -168,18 +180,21 @@ class ExportBuilder:
             self.copy_database(found)
         assert self._copy is not None
         _, copy, signature = self._copy
+        emptied = found.root.rules.emptied(found.relative)
+        before = known is not None and known.first_page.endswith(SCRUBBED)
+        follower = None
+        if self._follows and known is not None and known.entry.sums and not emptied and not before:
+            follower = copy.follow(known.entry.block)
         copy.expect()
         target = copy.target
-        emptied = found.root.rules.emptied(found.relative)
         if emptied and copy.read_check() != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
             self.end_copy()
             return
-        contents, first = self._read_copy(copy, known)
+        contents, first = self._read_copy(copy, known, follower)
         check = copy.read_check()  # it went on while the copy was read
         sound = check == "ok"
         counted = self._count_rows(found, copy, known, contents) if sound else None  # while it is looked through
-        before = known is not None and known.first_page.endswith(SCRUBBED)
         scrubbed = self.screen.database(found, copy, contents, sound, self._looked_at, before)
         if scrubbed is not False:
             contents.carried.close()
@@ -233,11 +248,16 @@ class ExportBuilder:
             self._removed.append(self._copy[1])
             self._copy = None
 
-    def wait(self) -> None:
-        """Wait until nothing works on a copy, or its removal, any more."""
+    def confirm(self) -> None:
+        """Raise CopyMisread unless the copies of databases have what was read of them while they were written."""
+        if not all(copy.confirm() for copy in self._removed):
+            raise CopyMisread
+
+    def end(self) -> None:
+        """End what still works on a copy, and remove it."""
         self.end_copy()
         while self._removed:
-            self._removed.pop().wait()
+            self._removed.pop().end()
 
     def _count_rows(
         self, found: FoundPath, copy: CheckedCopy, known: cache.KnownEntry | None, contents: reader.Contents
@@ -255,7 +275,9 @@ class ExportBuilder:
         old = sketches.load(self._kept, known.entry.digest, tables) if known is not None else None
         return sketches.count_rows(copy.target, tables, old, contents.list_changed_pages(copy.page), known is None)
 
-    def _read_copy(self, copy: CheckedCopy, known: cache.KnownEntry | None) -> tuple[reader.Contents, str]:
+    def _read_copy(
+        self, copy: CheckedCopy, known: cache.KnownEntry | None, follower: Follower | None = None
+    ) -> tuple[reader.Contents, str]:
         """Return a database's copy as contents, and the digest of its first page without the counters."""
         from sidecar.program.sqlite import backup
 
@@ -263,7 +285,7 @@ class ExportBuilder:
         stream = open(copy.target, "rb")
         first = hashlib.sha256(backup.blank_counters(stream.read(page))).hexdigest()
         stream.seek(0)
-        contents = reader.read_stream(stream, os.path.getsize(copy.target), known, self._work, page)
+        contents = reader.read_stream(stream, os.path.getsize(copy.target), known, self._work, page, follower)
         if contents.carried is not stream:
             stream.close()
         return contents, first

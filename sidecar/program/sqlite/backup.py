@@ -24,7 +24,8 @@ from urllib.parse import quote
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.capture.walk import MAGIC
-from sidecar.program.child import Child, Tell
+from sidecar.program.child import Ask, Child, Tell
+from sidecar.program.sqlite.follower import PIECE, Follower, list_checksums
 
 HEADER = 100
 # Header fields that SQLite sets when it writes a copy (file format, sections 1.3.6, 1.3.9 and 1.3.16): the file change
@@ -37,6 +38,7 @@ SIZEABLE = 1 << 20
 LARGE = 4 << 20
 CHUNK = 1 << 20
 MOST_MAPPED = 64 << 20
+PAUSE_SECONDS = 0.002
 
 
 class DatabaseCopy(NamedTuple):
@@ -105,16 +107,18 @@ class CheckedCopy:
         self._copy_it = partial(_copy_live, source, target, wait, emptied, strict)
         self._look = look
         self._told: dict[str, Any] = {}
+        self._followed: Follower | None = None
         self._child = Child(self._work) if _is_large(source) else None
 
-    def _work(self, tell: Tell) -> None:
-        """Copy, check, and look, in the child."""
+    def _work(self, tell: Tell, ask: Ask) -> None:
+        """Copy, check, and look or read it again, in the child."""
         try:
             check = self._copy_it()
         except Refusal as problem:
             tell({"refusal": [problem.code, problem.message, problem.retryable]})
             return
-        os.open(self.target, os.O_RDONLY)  # stays open: what is removed is given back to the disk when this process ends
+        # Stays open: what is removed is given back to the disk when this process ends.
+        copy = os.open(self.target, os.O_RDONLY)
         tell({"copied": check})
         if not check and read_page_size(self.target):
             # Both at once: only one of them holds the interpreter's lock.
@@ -122,6 +126,8 @@ class CheckedCopy:
             checking.start()
             if self._look is not None:
                 tell({"found": self._look()})
+            elif ask():
+                tell({"checksums": list_checksums(copy)})
             checking.join()
 
     def _hear(self, what: str) -> Any:
@@ -132,6 +138,30 @@ class CheckedCopy:
                 return None
             self._told.update(said)
         return self._told[what]
+
+    def follow(self, block: int) -> Follower | None:
+        """Read the copy while it is written, in blocks of this size, and return what was read: it counts if ``confirm``
+        says so, later. ``None`` if nothing was read before the copy was complete."""
+        if self._child is None or self._look is not None or not 0 < block <= PIECE:
+            return None
+        follower = Follower(self.target, block)
+        try:
+            while not self._child.has_told(0 if follower.advance() else PAUSE_SECONDS):
+                pass
+        finally:
+            follower.close()
+        if not follower.checksums:
+            return None
+        self._child.ask()
+        self._followed = follower
+        return follower
+
+    def confirm(self) -> bool:
+        """Return whether the complete copy has what was read while it was written."""
+        if self._followed is None:
+            return True
+        checksums = self._hear("checksums")
+        return checksums is not None and checksums[: len(self._followed.checksums)] == self._followed.checksums
 
     def expect(self) -> None:
         """Wait for the copy. Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could
@@ -161,15 +191,20 @@ class CheckedCopy:
         return None if self._look is None or self._told["copied"] else self._hear("found")
 
     def remove(self) -> None:
-        """Remove the copy. ``wait`` until nothing of it is left."""
+        """Remove the copy. What was read of it can still be confirmed."""
         for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
             if os.path.exists(self.target + tail):
                 os.unlink(self.target + tail)
+        if self._followed is None:
+            self.end()
+
+    def end(self) -> None:
+        """End the process."""
         if self._child is not None:
             self._child.end()
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
+        """End the process, and wait for its end."""
         if self._child is not None:
             self._child.wait()
 
