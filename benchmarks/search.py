@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from adapters.search.embedded import EmbeddedSearch
+from adapters.search.sqlite import EmbeddedSearch
 from benchmarks.table import Section, seconds, size
 from sidecar.records.record import Record
 from sidecar.search.port import MemoryRef, Query

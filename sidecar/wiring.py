@@ -16,7 +16,7 @@ from sidecar.search.settings import OFF, SEALED, Postgres, Search, read_postgres
 if TYPE_CHECKING:
     from sidecar.search.port import SearchDatabase
     from sidecar.search.upkeep import SearchIndex
-    from sidecar.store.encryption.keys_given import GivenKeys
+    from sidecar.store.encryption.given_keys import GivenKeys
     from sidecar.store.manifest import Manifest
     from sidecar.store.repository import Repository
 
@@ -153,12 +153,12 @@ def open_embedded(repository: Repository, settings: Search) -> SearchDatabase | 
     encryption = find_encryption(repository.store)
     if settings.embedded == OFF or (encryption is not None and not settings.embedded):
         return None
-    from adapters.search.embedded import EmbeddedSearch, find_cache_folder
-    from adapters.search.embedded_files import open_plain
+    from adapters.search.sqlite import EmbeddedSearch, find_cache_folder
+    from adapters.search.sqlite_files import open_plain
 
     base = Path(settings.folder).expanduser() if settings.folder else find_cache_folder()
     if settings.embedded != SEALED:
         return EmbeddedSearch(base, open_plain)
-    from adapters.search.embedded_sealed import SealedOpener
+    from adapters.search.sqlite_sealed import SealedOpener
 
     return EmbeddedSearch(base, SealedOpener(encryption, settings.sealed_bytes).open)

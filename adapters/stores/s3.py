@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.stores.s3_alone import SingleWriter
 from adapters.stores.s3_client import CONNECTIONS, S3Config, S3Connection
 from adapters.stores.s3_conditions import MARKER, RaceResult, prove_conditions, swap
 from adapters.stores.s3_errors import Unsupported
 from adapters.stores.s3_links import sign_get, sign_put
 from adapters.stores.s3_objects import S3Objects
+from adapters.stores.s3_single_writer import SingleWriter
 from sidecar.errors import ObjectMissing
 from sidecar.ports import Glance, Link, ObjectInfo, StoredObject
 

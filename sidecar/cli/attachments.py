@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -44,7 +46,7 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
     more = {} if args.checkpoint_every is None else {"checkpoint_every": args.checkpoint_every}
     async with _open_client() as client:
         await _check_store(client, engine.repository.store)
-        try:
+        with _translate(RestoreIncomplete):
             answer = await client.attach(
                 args.memory,
                 sandbox=args.sandbox,
@@ -56,10 +58,6 @@ async def run_attach(engine: Engine, args: argparse.Namespace) -> Result:
                 user=args.user,
                 **more,
             )
-        except SidecarProblem as problem:
-            if problem.code == RestoreIncomplete.code:
-                raise RestoreIncomplete(problem.message, hint=problem.hint) from None
-            raise
     one = answer.attachment
     words: list[str | Table] = build_restore_result(answer.restored).words if answer.restored else []
     words.append(f"{one.memory}: {one.sandbox} is looked after; exported every {one.checkpoint_every:g} s.")
@@ -107,7 +105,7 @@ async def run_move(engine: Engine, args: argparse.Namespace) -> Result:
     metadata = dict(_split_pair(pair) for pair in args.metadata)
     async with _open_client() as client:
         await _check_store(client, engine.repository.store)
-        try:
+        with _translate(NotMoved):
             answer = await client.move(
                 args.memory,
                 to=args.to,
@@ -118,10 +116,6 @@ async def run_move(engine: Engine, args: argparse.Namespace) -> Result:
                 user=args.user,
                 idempotency_key=args.key,
             )
-        except SidecarProblem as problem:
-            if problem.code == NotMoved.code:
-                raise NotMoved(problem.message, hint=problem.hint) from None
-            raise
     one = answer.attachment
     words: list[str | Table] = build_restore_result(answer.restored).words if answer.restored else []
     words.append(
@@ -135,15 +129,22 @@ async def run_stop(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``stop``: have a service export a sandbox and end it."""
     async with _open_client() as client:
         await _check_store(client, engine.repository.store)
-        try:
+        with _translate(NotEnded):
             answer = await client.stop(args.memory, sandbox=args.sandbox, discard=args.discard)
-        except SidecarProblem as problem:
-            if problem.code == NotEnded.code:
-                raise NotEnded(problem.message, hint=problem.hint) from None
-            raise
     words: list[str | Table] = build_export_result(answer.exported).words if answer.exported else []
     words.append(f"{answer.attachment.memory}: {answer.attachment.sandbox} was ended.")
     return Result({"sandbox": answer.attachment.sandbox, **_build_document(answer)}, words)
+
+
+@contextlib.contextmanager
+def _translate(kind: type[SidecarError]) -> Iterator[None]:
+    """Raise an error of this kind as itself if the service answers with it."""
+    try:
+        yield
+    except SidecarProblem as problem:
+        if problem.code == kind.code:
+            raise kind(problem.message, hint=problem.hint) from None
+        raise
 
 
 def _split_pair(pair: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from sidecar.policy.review import ExportCheck
 from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
-from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
+from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
 from sidecar.wiring import find_store_folder, open_embedded, open_repository, open_sandbox, open_search
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
@@ -259,31 +259,12 @@ def render_options_page() -> str:
             for name, default, about in _list_options(kind)
             if name in _list_tables(kind)
         ]
-    lines += ["", "## [[webhooks]]", "", "| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Webhook)]
-    lines += [
-        "",
-        "## [[start]]",
-        "",
-        "Memories that have a living sandbox: see [conductor](conductor.md#sandboxes-by-themselves).",
-        "",
-    ]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Start)]
-    lines += ["", "## [[watch]]", "", "Sandboxes that name their memory: see [conductor](conductor.md#watch).", ""]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(Watch)]
-    lines += [
-        "",
-        "## [[checks]]",
-        "",
-        "Commands that look at a snapshot before it becomes the head: see [review](review.md#checks).",
-        "",
-    ]
-    lines += ["| option | default | |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | `{_format_value(default)}` | {about} |" for name, default, about in _list_options(ExportCheck)
-    ]
+    lines += _render_table("webhooks", Webhook)
+    sandboxes = "Memories that have a living sandbox: see [conductor](conductor.md#sandboxes-by-themselves)."
+    lines += _render_table("start", Start, sandboxes)
+    lines += _render_table("watch", Watch, "Sandboxes that name their memory: see [conductor](conductor.md#watch).")
+    checks = "Commands that look at a snapshot before it becomes the head: see [review](review.md#checks)."
+    lines += _render_table("checks", ExportCheck, checks)
     lines += [
         "",
         "## [layouts.NAME]",
@@ -292,6 +273,15 @@ def render_options_page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _render_table(name: str, kind: type[Any], about: str = "") -> list[str]:
+    """Return the lines about one table of which there can be several."""
+    head = ["", f"## [[{name}]]", "", *([about, ""] if about else []), "| option | default | |", "|---|---|---|"]
+    return [
+        *head,
+        *(f"| `{key}` | `{_format_value(default)}` | {told} |" for key, default, told in _list_options(kind)),
+    ]
 
 
 def _list_options(kind: type[Any]) -> list[tuple[str, Any, str]]:

@@ -161,7 +161,7 @@ async def _run(args: argparse.Namespace) -> Result:
     from sidecar.config.settings import add_location, add_store_location, find_config_file, load_config
     from sidecar.engine.core import Engine
     from sidecar.search.settings import read_postgres_url
-    from sidecar.store.encryption.keys_given import read_given_keys
+    from sidecar.store.encryption.given_keys import read_given_keys
     from sidecar.wiring import find_store_folder, open_index, open_provider, open_repository, open_sandbox
 
     if "memory" in args and args.memory is not None:

@@ -28,8 +28,8 @@ from sidecar.host.text import make_printable
 from sidecar.ids import check_memory_id
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.answers import Difference
+from sidecar.models.counts import describe_counts, write_kind
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
-from sidecar.models.wording import describe_counts, write_kind
 from sidecar.records.briefs.page import MARKDOWN, TEXT
 from sidecar.store.selectors import resolve_snapshot
 

@@ -17,7 +17,7 @@ from sidecar.errors import UsageError
 from sidecar.host.text import format_count
 from sidecar.ids import check_memory_id, escape_id
 from sidecar.models.answers import Deleted, Entry, Review, Snapshot
-from sidecar.models.wording import describe_counts
+from sidecar.models.counts import describe_counts
 from sidecar.store.manifest import count_scrubbed, describe_trimmed
 
 
@@ -169,7 +169,7 @@ async def run_fork(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``fork``."""
     from sidecar.engine.heads import fork
 
-    done = await fork(engine.repository, args.memory, args.new, args.snapshot)
+    done = await fork(engine.repository, args.memory, args.new, args.snapshot, engine.review)
     return Result({**asdict(done), "from": args.memory}, [f"{done.memory}: {done.snapshot}, a {done.origin}."])
 
 

@@ -47,7 +47,7 @@ from sidecar.service.settings import (
     check_start,
     check_watch,
 )
-from sidecar.store.encryption.keys_given import VARIABLES
+from sidecar.store.encryption.given_keys import VARIABLES
 from sidecar.store.encryption.settings import Encryption, Signing
 
 T = TypeVar("T")

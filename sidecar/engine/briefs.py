@@ -25,8 +25,9 @@ from sidecar.models.records import Brief
 from sidecar.ports import Store
 from sidecar.records.briefs.items import Part, decode_parts, encode_parts, plan_files, read_parts
 from sidecar.records.briefs.page import LEAST_TOKENS, MARKDOWN, MOST_TOKENS, FindOrigin, Subject, build_brief
+from sidecar.records.files import make_files
 from sidecar.records.record import READER
-from sidecar.records.workspace import Workspace, make_files
+from sidecar.records.workspace import Workspace
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
 from sidecar.store.manifest import Manifest

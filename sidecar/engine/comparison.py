@@ -3,33 +3,31 @@ from a sandbox."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field
 
 from sidecar.engine.core import Engine
 from sidecar.engine.queries import compare_entries
 from sidecar.errors import UsageError
-from sidecar.format.index import FILE, Entry
 from sidecar.host.files import Spool, open_spool
 from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import check_memory_id
-from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE
-from sidecar.models.answers import Counts
 from sidecar.models.records import Comparison, RecordChange
 from sidecar.ports import Store
 from sidecar.records.comparison import (
-    LARGEST_TEXT,
     ChangedRecord,
+    Layouts,
     Version,
+    add_counts,
     compare_files,
     compare_units,
     describe_changes,
-    list_differing,
+    list_needed,
+    make_side,
 )
 from sidecar.records.rows import make_change
-from sidecar.records.units import Unit, plan_units
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
@@ -39,41 +37,6 @@ MOST_TOLD = 10_000
 """More records or files than this are counted, and not described."""
 MOST_TEXT = 32 << 20
 """Once the records that were described have so many characters, the others are counted only."""
-
-Layouts = Mapping[str, Layout]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A snapshot to compare: its manifest and the entries, before any file is fetched."""
-
-    manifest: Manifest
-    entries: Mapping[str, Entry]
-    units: Mapping[str, Unit]
-
-
-def make_side(manifest: Manifest, entries: Mapping[str, Entry], layouts: Layouts) -> Side:
-    """Return one side of a comparison."""
-    paths = (path for path, entry in entries.items() if entry.type == FILE)
-    return Side(manifest, entries, plan_units(paths, {root.name: root.layout for root in manifest.roots}, layouts))
-
-
-def list_needed(old: Side, new: Side, *, texts: bool = True) -> set[str]:
-    """Return the files that have to be read to compare two snapshots: those that differ and hold records, those read
-    together with them and, with ``texts``, small ones that may be text."""
-    differing = list_differing(old.entries, new.entries)
-    needed: set[str] = set()
-    for side, other in ((old, new), (new, old)):
-        for name, unit in side.units.items():
-            paths = {*unit.paths, *(other.units[name].paths if name in other.units else ())}
-            if paths & differing:
-                needed |= paths
-    small = (path for path in differing if all(_is_small(side.entries.get(path)) for side in (old, new)))
-    return needed | (set(small) if texts else set())
-
-
-def _is_small(entry: Entry | None) -> bool:
-    return entry is None or (entry.type == FILE and entry.size <= LARGEST_TEXT)
 
 
 async def compare_records(
@@ -160,15 +123,6 @@ def describe(memory: str, snapshots: tuple[str, str], before: Version, after: Ve
         more=total - len(described.records) + max(0, len(files) - MOST_TOLD),
         problems=[unit.problem for unit in units if unit.problem],
     )
-
-
-def add_counts(counts: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """Return the sums by kind."""
-    total: dict[str, Counts] = {}
-    for one in counts:
-        for kind, count in one.items():
-            total[kind] = total.get(kind, Counts()) + count
-    return dict(sorted(total.items()))
 
 
 @dataclass(slots=True)

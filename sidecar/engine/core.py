@@ -168,6 +168,9 @@ class Engine:
     view: View | None = None
     """Which memories the caller may know of; ``None``: all. Nothing in a receipt or an error names another, or depends on
     whether there is one."""
+    may_use_folder: Callable[[str], bool] | None = None
+    """Whether the caller may use a folder of this machine outside of its sandbox's home, where a project or a link leads
+    to; ``None``: all that ``local`` allows."""
     charge: Callable[[str, int], Awaitable[None]] | None = None
     """Called before a snapshot is stored, with the memory and how many bytes the store will gain at most. Raises
     ``LimitExceeded`` if the caller may not store as much."""
@@ -212,9 +215,12 @@ async def gather(*things: Awaitable[Any]) -> tuple[Any, ...]:
 class CountedSandbox:
     """A sandbox that counts round trips and transferred bytes, both ways."""
 
-    def __init__(self, sandbox: Sandbox, progress: Progress) -> None:
+    def __init__(
+        self, sandbox: Sandbox, progress: Progress, may_use_folder: Callable[[str], bool] | None = None
+    ) -> None:
         self._sandbox = sandbox
         self._progress = progress
+        self._may_use_folder = may_use_folder
         self._control_before = sandbox.control_trips
         self._trips: Counter[str] = Counter()
         self.ref = sandbox.ref
@@ -229,7 +235,11 @@ class CountedSandbox:
         return {**({"control": control} if control else {}), **self._trips}
 
     def ground(self, projects: Sequence[str] | None) -> AllowedPaths | None:
-        return self._sandbox.ground(projects)
+        allowed = self._sandbox.ground(projects)
+        if allowed is None or self._may_use_folder is None:
+            return allowed
+        home, *others = allowed.beneath
+        return replace(allowed, beneath=(home, *filter(self._may_use_folder, others)))
 
     def holds(self, path: str) -> bool:
         return self._sandbox.holds(path)

@@ -22,12 +22,15 @@ MOST_FOLLOWED = 2000
 NONE = Review()
 
 
-async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest") -> Forked:
-    """Start a new memory with a copy of a snapshot. The two memories share no objects afterwards. Raise ``UsageError``
-    if the new memory exists already."""
+async def fork(repository: Repository, memory: str, new: str, wanted: str = "latest", review: Review = NONE) -> Forked:
+    """Start a new memory with a copy of a snapshot. The two memories share no objects afterwards. Where the new memory is
+    under ``review``, only with what was the head of the other, as no check and no person has seen anything else. Raise
+    ``UsageError`` if the new memory exists already."""
     check_new_memory_id(new)
     source = await repository.manifest(memory, await resolve_snapshot(repository, memory, wanted))
-    await _check_reviewed(repository, source, await repository.head(memory))
+    await _check_reviewed(
+        repository, source, await repository.head(memory), only_heads=new if review.covers(new) else ""
+    )
     if await repository.exists(new):
         raise UsageError(f"There is a memory {new!r} already.", hint="Choose another name, or delete that one first.")
     await repository.store.prepare()
@@ -64,16 +67,17 @@ async def rollback(repository: Repository, memory: str, wanted: str, review: Rev
     await repository.store.prepare()
     await hold_packs(repository.store, manifest)
     state = await repository.head(memory)
-    await _check_reviewed(repository, manifest, state, only_heads=review.covers(memory))
+    await _check_reviewed(repository, manifest, state, only_heads=memory if review.covers(memory) else "")
     head = await repository.move_head(state, manifest)
     return answers.Head(memory=memory, head=head.snapshot, previous=state.snapshot or None)
 
 
 async def _check_reviewed(
-    repository: Repository, manifest: Manifest, state: HeadState, *, only_heads: bool = False
+    repository: Repository, manifest: Manifest, state: HeadState, *, only_heads: str = ""
 ) -> None:
     """Raise ``NotReviewed`` for a snapshot that waits for a review or was declined, or that grew out of one, unless it was
-    the head or was accepted. With ``only_heads``, for all others that were not the head too."""
+    the head or was accepted. ``only_heads`` is the memory under review that it is to be the head of, if there is one:
+    then for all others that were not the head too."""
     head = state.head or await repository.rebuild_head(manifest.memory)
     if head is not None and head.was_head(manifest.snapshot):
         return
@@ -86,8 +90,9 @@ async def _check_reviewed(
     if found is not None:
         _refuse(found, reviews, f"{manifest.snapshot} of {manifest.memory} grew out of {found.snapshot}, which")
     if only_heads:
+        under = "which" if only_heads == manifest.memory else only_heads
         raise NotReviewed(
-            f"{manifest.snapshot} never was the head of {manifest.memory}, which is under review.",
+            f"{manifest.snapshot} never was the head of {manifest.memory}, and {under} is under review.",
             hint=f"`memory-sidecar accept {manifest.memory} {manifest.snapshot}` makes it the head.",
         )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.engine.comparison import make_side, read_manifest
+from sidecar.engine.comparison import read_manifest
 from sidecar.engine.core import Engine
 from sidecar.errors import RecordNotFound, SnapshotDamaged, SnapshotNotFound
 from sidecar.format.index import FILE, Entry
@@ -19,11 +20,12 @@ from sidecar.host.files import open_spool
 from sidecar.host.work import run_in_thread
 from sidecar.layouts.sources import MESSAGE
 from sidecar.models.records import Blame, BlamedRecord, HistoryEntry, Origin, RecordRow, Records
+from sidecar.records.comparison import make_side
 from sidecar.records.files import Unreadable
-from sidecar.records.matching import MOST_COMPARED
+from sidecar.records.matches import MOST_COMPARED
+from sidecar.records.origins import Contents, TrackedUnit, follow_unit
 from sidecar.records.record import Item, Record, escape_path, name_record
 from sidecar.records.rows import list_fields, make_row
-from sidecar.records.tracking import Contents, TrackedUnit, follow_unit
 from sidecar.records.units import Files, Unit
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
@@ -292,12 +294,19 @@ async def blame(engine: Engine, memory: str, wanted: str, *, path: str = "", kin
                 tracked.pop(name, None)
             units = {name: side.units[name] for name in names & side.units.keys()}
             await run_in_thread(_track, units, Contents(files, entries), number, tracked, problems)
-        blamed = await run_in_thread(_attribute, {name: last.units[name] for name in names}, files, tracked, line)
-    rows = [row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path))]
+        blamed = _attribute({name: last.units[name] for name in names}, files, tracked, line)
+        wanted_rows = (row for row in blamed if is_wanted(row.kind) and (not path or row.path == escape_path(path)))
+        rows, count = await run_in_thread(_take_most, wanted_rows)
     told = list(problems.values())
-    if len(rows) > MOST_BLAMED:
-        told.append(f"There are {len(rows):,} records: choose some by their kind or their file.")
-    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows[:MOST_BLAMED], problems=told)
+    if count > MOST_BLAMED:
+        told.append(f"There are {count:,} records: choose some by their kind or their file.")
+    return Blame(memory=memory, snapshot=last.manifest.snapshot, records=rows, problems=told)
+
+
+def _take_most(blamed: Iterator[BlamedRecord]) -> tuple[list[BlamedRecord], int]:
+    """Return the first ``MOST_BLAMED`` rows, and how many there are."""
+    rows = list(islice(blamed, MOST_BLAMED))
+    return rows, len(rows) + sum(1 for _ in blamed)
 
 
 def _pick_units(entries: dict[str, Entry], names: Collection[str]) -> dict[str, Entry]:
@@ -323,9 +332,8 @@ def _track(
 
 def _attribute(
     units: dict[str, Unit], files: Files, tracked: dict[str, TrackedUnit], line: list[tuple[Manifest, Origin]]
-) -> list[BlamedRecord]:
-    """Return the records of the last snapshot with their origins."""
-    found = []
+) -> Iterator[BlamedRecord]:
+    """Yield the records of the last snapshot with their origins."""
     for name, unit in sorted(units.items()):
         rows = tracked.get(name)
         if rows is None:
@@ -333,5 +341,4 @@ def _attribute(
         for mark, (key, item) in zip(rows.list_marks(), unit.read_named(files), strict=False):
             origin, first = line[mark.origin][1], line[mark.first][1]
             fields = list_fields(item.build(key), text=False)
-            found.append(BlamedRecord(**fields, origin=origin, first=first))
-    return found
+            yield BlamedRecord(**fields, origin=origin, first=first)

@@ -7,7 +7,7 @@ The built-in layouts are the TOML files beside this module; users add their own,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
 from sidecar.host.text import suggest
 from sidecar.host.values import dataclass
-from sidecar.layouts.reading import BriefStep
+from sidecar.layouts.briefs import BriefStep
 from sidecar.layouts.sources import RecordSpec
 
 AUTO = "auto"
@@ -27,6 +27,8 @@ AUTO = "auto"
 
 ALWAYS_TOLD = frozenset({"name", "roots", "paths", "keep", "databases", "never", "secrets"})
 """Fields that are sent to a sandbox even if they are empty."""
+NEVER_TOLD = frozenset({"options", "chosen", "rotating", "records", "brief"})
+"""Fields that the program there does not need."""
 
 Patterns = tuple[str, ...]
 """Their syntax is explained in ``sidecar/format/patterns.py``."""
@@ -194,29 +196,34 @@ class Layout:
 
     def for_sandbox(self) -> dict[str, Any]:
         """Return the part that the in-sandbox program needs, as plain data."""
-        data = asdict(self)
-        for unused in ("options", "chosen", "rotating", "records", "brief"):
-            del data[unused]
-        told = {key: value for key, value in data.items() if value or key in ALWAYS_TOLD}
-        told["tiers"] = {tier: patterns for tier, patterns in data["tiers"].items() if patterns}
+        told = {
+            each.name: _convert(value)
+            for each in fields(self)
+            if each.name not in NEVER_TOLD and ((value := getattr(self, each.name)) or each.name in ALWAYS_TOLD)
+        }
+        told["tiers"] = {tier: patterns for tier, patterns in told["tiers"].items() if patterns}
         if tables := [spec.describe_table() for spec in self.records if spec.reader == "table" and not spec.shared]:
             told["tables"] = tables
         told["roots"] = [
-            {key: value for key, value in root.items() if value or key in ALWAYS_TOLD} for root in data["roots"]
+            {key: value for key, value in root.items() if value or key in ALWAYS_TOLD} for root in told["roots"]
         ]
-        return _convert_lists(told)  # type: ignore[no-any-return]
+        return told
 
     def covered(self, root: RootSpec) -> CoveredRules:
         """Return the rules for one of its roots, as a snapshot records them."""
-        rules = Rules(self.for_sandbox(), _convert_lists(asdict(root)))
+        rules = Rules(self.for_sandbox(), _convert(root))
         return CoveredRules(keep=tuple(rules.patterns), left=(*self.never, *self.secrets))
 
 
-def _convert_lists(value: Any) -> Any:
-    """Turn tuples into lists, at any depth, as JSON has them."""
+def _convert(value: Any) -> Any:
+    """Return a value as JSON has it: dataclasses as tables and tuples as lists, at any depth."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, dict):
-        return {key: _convert_lists(inner) for key, inner in value.items()}
-    return [_convert_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _convert(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_convert(inner) for inner in value]
+    return {each.name: _convert(getattr(value, each.name)) for each in fields(value)} if is_dataclass(value) else value
 
 
 class BuiltInLayouts(Mapping[str, Layout]):

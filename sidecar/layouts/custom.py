@@ -14,7 +14,7 @@ from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
 from sidecar.host.text import suggest
 from sidecar.layouts import AUTO, Layout, load_built_in
-from sidecar.layouts.reading import find_brief_faults
+from sidecar.layouts.briefs import find_brief_faults
 from sidecar.layouts.sources import find_source_faults
 
 At = tuple[str | int, ...]

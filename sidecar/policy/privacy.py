@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
-from sidecar.policy.rules import Rules, describe_rules
 from sidecar.program.privacy.credentials import VERSION
+
+Rules = Sequence[Mapping[str, str]]
 
 KEEP, REMOVE = "keep", "remove"
 OFF, WARN, REDACT, REFUSE = "off", "warn", "redact", "refuse"
@@ -81,9 +82,16 @@ class Privacy:
             for name, layout in layouts.items()
             if layout.filters or layout.emptied or name in ALWAYS_NAMED
         }
-        rules = describe_rules(self.rules)
+        rules = self._describe_rules()
         own = [rules] if rules else []
         text = json.dumps([VERSION, told(self), parts, kept_out, *own], sort_keys=True).encode()
         tables = {name: PrivacyTable(**table) for name, table in parts.items() if name in asked}
         policy = hashlib.sha256(text).hexdigest()[:16]
         return PrivacyRules(**told(self), layouts=tables, policy=policy, rules=rules)
+
+    def _describe_rules(self) -> list[list[str]]:
+        if not self.rules:
+            return []
+        from sidecar.policy.rules import describe_rules  # late, as most memories have none
+
+        return describe_rules(self.rules)

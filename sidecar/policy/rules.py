@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import re._constants as operations  # type: ignore[import-not-found]
 import re._parser as parser  # type: ignore[import-not-found]
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sidecar.errors import BadConfig
 from sidecar.host.sections import check_known, format_setting
+from sidecar.policy.privacy import Rules
 from sidecar.program.privacy.kinds import TOKENS
 
-Rules = Sequence[Mapping[str, str]]
 At = tuple[str | int, ...]
 
 KEYS = ("name", "keyword", "pattern")

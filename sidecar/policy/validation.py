@@ -22,7 +22,6 @@ from sidecar.policy.limits import MODES, MOST_CONVERSATIONS, OF_FILES, OF_MEMORI
 from sidecar.policy.privacy import MODES as PRIVACY_MODES
 from sidecar.policy.privacy import Privacy
 from sidecar.policy.retention import COUNTS, SAFE_PART, Retention, RetentionRules
-from sidecar.policy.rules import check_rules
 
 At = tuple[str | int, ...]
 
@@ -99,7 +98,11 @@ def check_privacy(privacy: Privacy, layouts: Collection[str]) -> Privacy:
         for name, table in _list_tables(tables).items():
             narrower[kind][name], narrowed = _narrow_table(privacy, table, PRIVACY_MODES, ("privacy", kind, name))
             _check_modes(narrowed, ("privacy", kind, name))
-    return replace(privacy, **narrower, rules=check_rules(privacy.rules))
+    if privacy.rules:
+        from sidecar.policy.rules import check_rules  # late: what can take long is found by taking patterns apart
+
+        privacy = replace(privacy, rules=check_rules(privacy.rules))
+    return replace(privacy, **narrower)
 
 
 def _check_modes(privacy: Privacy, at: At) -> None:

@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 
 from sidecar.format.index import FILE, LINK, Entry
 from sidecar.host.values import dataclass
+from sidecar.layouts import Layout
 from sidecar.models.answers import Counts
 from sidecar.models.records import FileChange
 from sidecar.records.files import MemoryFile, Unreadable
-from sidecar.records.matching import Match, Row, match_rows, sketch_rows
+from sidecar.records.matches import Match, Row, match_rows, sketch_rows
 from sidecar.records.record import Record, escape_path
 from sidecar.records.texts import diff_texts
-from sidecar.records.units import Files, Unit, name_item, narrow_units
+from sidecar.records.units import Files, Unit, name_item, narrow_units, plan_units
+from sidecar.store.manifest import Manifest
 
 LARGEST_TEXT = 256 << 10
 """Of a larger file no text difference is made."""
+
+Layouts = Mapping[str, Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A snapshot to compare: its manifest and the entries, before any file is fetched."""
+
+    manifest: Manifest
+    entries: Mapping[str, Entry]
+    units: Mapping[str, Unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,30 @@ class ChangedRecord:
     """Exactly what stands in the file now, where that can be told."""
 
 
+def make_side(manifest: Manifest, entries: Mapping[str, Entry], layouts: Layouts) -> Side:
+    """Return one side of a comparison."""
+    paths = (path for path, entry in entries.items() if entry.type == FILE)
+    return Side(manifest, entries, plan_units(paths, {root.name: root.layout for root in manifest.roots}, layouts))
+
+
+def list_needed(old: Side, new: Side, *, texts: bool = True) -> set[str]:
+    """Return the files that have to be read to compare two snapshots: those that differ and hold records, those read
+    together with them and, with ``texts``, small ones that may be text."""
+    differing = list_differing(old.entries, new.entries)
+    needed: set[str] = set()
+    for side, other in ((old, new), (new, old)):
+        for name, unit in side.units.items():
+            paths = {*unit.paths, *(other.units[name].paths if name in other.units else ())}
+            if paths & differing:
+                needed |= paths
+    small = (path for path in differing if all(_is_small(side.entries.get(path)) for side in (old, new)))
+    return needed | (set(small) if texts else set())
+
+
+def _is_small(entry: Entry | None) -> bool:
+    return entry is None or (entry.type == FILE and entry.size <= LARGEST_TEXT)
+
+
 def list_differing(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> set[str]:
     """Return the files that are not the same in both."""
     return {
@@ -124,6 +161,15 @@ def _compare_unit(
     check()
     ordered = any(unit.ordered for unit in (old, new) if unit is not None)
     return UnitDifference(old, new, before, after, match_rows(before, after, ordered=ordered))
+
+
+def add_counts(counts: Iterable[Mapping[str, Counts]]) -> dict[str, Counts]:
+    """Return the sums by kind."""
+    total: dict[str, Counts] = {}
+    for one in counts:
+        for kind, count in one.items():
+            total[kind] = total.get(kind, Counts()) + count
+    return dict(sorted(total.items()))
 
 
 def describe_changes(

@@ -16,10 +16,10 @@ from sidecar.host.work import run_in_thread
 from sidecar.layouts import Layout
 from sidecar.layouts.sources import MESSAGE
 from sidecar.ports import Store
-from sidecar.records.files import Unreadable
+from sidecar.records.files import Unreadable, make_files
 from sidecar.records.record import Item, Record, clean_text, escape_path
 from sidecar.records.units import Files, Unit, name_item, plan_units, read_source
-from sidecar.records.workspace import Workspace, make_files
+from sidecar.records.workspace import Workspace
 from sidecar.store.fetch import fetch
 from sidecar.store.fold import unpack_files
 from sidecar.store.manifest import Manifest

@@ -23,6 +23,8 @@ LARGEST_VALUE = 4 << 20
 LONGEST_TIME = 64
 STEPS = 200_000
 """How many of SQLite's virtual machine steps pass between two checks of the time limit."""
+ROWIDS = ("rowid", "_rowid_", "oid")
+"""SQLite's names for the number of a row. Where a column has one of them, that is the column's."""
 MOST_SESSIONS = 100_000
 MOST_DIFFERING = 100_000
 
@@ -134,32 +136,50 @@ class TableReader:
             )
             select = f"SELECT {values} FROM {_quote_name(table)}"
             if only is None:
-                yield from self._connection.execute(f"{select} ORDER BY rowid" if self._has_rowid(table) else select)
-            for rowid in only or ():
-                yield from self._connection.execute(f"{select} WHERE rowid = ?", (rowid,))
+                rowid = self._find_rowid(table)
+                yield from self._connection.execute(f"{select} ORDER BY {rowid}" if rowid else select)
+            elif only:
+                one_row = f"{select} WHERE {self._name_rowid(table)} = ?"
+                for number in only:
+                    yield from self._connection.execute(one_row, (number,))
 
     def read_last(self, table: str, times: Sequence[str], most: int) -> list[tuple[float, int]]:
         """Return the time, by the first of these columns that is there, and the rowid of the rows with the highest
         rowids. Raise ``Unreadable``."""
         with translate_sqlite_errors():
             columns = self._list_columns(table)
-            if not columns or not self._has_rowid(table):
+            rowid = self._find_rowid(table) if columns else ""
+            if not rowid:
                 return []
             column = next((one for name in times for one in name.split("|") if one in columns), "")
             time_of = f"substr(CAST({_quote_name(column)} AS BLOB), 1, {LONGEST_TIME})" if column else "NULL"
-            select = f"SELECT {time_of}, rowid FROM {_quote_name(table)} ORDER BY rowid DESC LIMIT {most}"
+            select = f"SELECT {time_of}, {rowid} FROM {_quote_name(table)} ORDER BY {rowid} DESC LIMIT {most}"
             found = []
-            for when, rowid in self._connection.execute(select):
+            for when, number in self._connection.execute(select):
                 at = parse_time(when.decode("utf-8", "replace")) if when else None
-                found.append((at.timestamp() if at else 0.0, rowid))
+                found.append((at.timestamp() if at else 0.0, number))
             return found
 
-    def _has_rowid(self, table: str) -> bool:
+    def _find_rowid(self, table: str, schema: str = "main") -> str:
+        """Return a name for a table's rowid that none of its columns has, for that would be meant then; "" if there is
+        none."""
+        taken = {
+            str(row[1]).lower()
+            for row in self._connection.execute(f"PRAGMA {schema}.table_xinfo({_quote_name(table)})")
+        }
+        rowid = next((one for one in ROWIDS if one not in taken), "")
         try:
-            self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} LIMIT 0")
+            self._connection.execute(f"SELECT {rowid or 'no'} FROM {schema}.{_quote_name(table)} LIMIT 0")
         except sqlite3.OperationalError:
-            return False
-        return True
+            return ""
+        return rowid
+
+    def _name_rowid(self, table: str) -> str:
+        """Return that name. Raise ``Unreadable``."""
+        rowid = self._find_rowid(table)
+        if not rowid:
+            raise Unreadable("its rows have no number")
+        return rowid
 
     def read_projects(self, lookup: SessionLookup) -> dict[str, str]:
         """Return the project of each session."""
@@ -183,19 +203,22 @@ class TableReader:
             both = [self._list_columns(spec.table, schema) & names for schema in ("main", "earlier")]
             if not both[0] or both[0] != both[1]:
                 return None
+            rowid = self._find_rowid(spec.table)
+            if not rowid or rowid != self._find_rowid(spec.table, "earlier"):
+                return None
             table = _quote_name(spec.table)
             differs = " OR ".join(f"n.{_quote_name(one)} IS NOT o.{_quote_name(one)}" for one in sorted(both[0]))
             come = self._list_rowids(
-                f"SELECT n.rowid FROM main.{table} n LEFT JOIN earlier.{table} o ON o.rowid = n.rowid"
-                f" WHERE o.rowid IS NULL OR {differs}"
+                f"SELECT n.{rowid} FROM main.{table} n LEFT JOIN earlier.{table} o ON o.{rowid} = n.{rowid}"
+                f" WHERE o.{rowid} IS NULL OR {differs}"
             )
             gone = self._list_rowids(
-                f"SELECT o.rowid FROM earlier.{table} o WHERE NOT EXISTS"
-                f" (SELECT 1 FROM main.{table} n WHERE n.rowid = o.rowid)"
+                f"SELECT o.{rowid} FROM earlier.{table} o WHERE NOT EXISTS"
+                f" (SELECT 1 FROM main.{table} n WHERE n.{rowid} = o.{rowid})"
             )
             # Of those that differ, the ones that both have: looked up one by one, not by another pass over all rows.
-            look_up = f"SELECT 1 FROM earlier.{table} WHERE rowid = ?"
-            there = [rowid for rowid in come if self._connection.execute(look_up, (rowid,)).fetchone()]
+            look_up = f"SELECT 1 FROM earlier.{table} WHERE {rowid} = ?"
+            there = [number for number in come if self._connection.execute(look_up, (number,)).fetchone()]
             return sorted([*gone, *there]), come
 
     def list_rowids(self, table: str) -> list[int]:
@@ -203,15 +226,15 @@ class TableReader:
         with translate_sqlite_errors():
             if not self._list_columns(table):
                 return []
-            return [
-                row[0] for row in self._connection.execute(f"SELECT rowid FROM {_quote_name(table)} ORDER BY rowid")
-            ]
+            rowid = self._name_rowid(table)
+            select = f"SELECT {rowid} FROM {_quote_name(table)} ORDER BY {rowid}"
+            return [row[0] for row in self._connection.execute(select)]
 
     def pick_rowids(self, table: str, rowids: Iterable[int]) -> list[int]:
         """Return those of these rowids that a table has, in order. Raise ``Unreadable``."""
         with translate_sqlite_errors():
-            select = f"SELECT 1 FROM {_quote_name(table)} WHERE rowid = ?"
-            return [rowid for rowid in sorted(rowids) if self._connection.execute(select, (rowid,)).fetchone()]
+            select = f"SELECT 1 FROM {_quote_name(table)} WHERE {self._name_rowid(table)} = ?"
+            return [number for number in sorted(rowids) if self._connection.execute(select, (number,)).fetchone()]
 
     def describe_table(self, table: str) -> tuple[int, str]:
         """Return the root page of a table and the statement that made it; 0 if there is no such table. Raise

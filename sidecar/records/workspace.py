@@ -11,9 +11,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import zstandard
 
@@ -22,56 +20,18 @@ from sidecar.format import index
 from sidecar.format.digests import digest_stream
 from sidecar.format.index import FILE, Entry, Index, merge_indexes
 from sidecar.format.refusal import Refusal
-from sidecar.format.roots import get_root, strip_below
 from sidecar.host.files import Spool, SpoolFull
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
 from sidecar.program.restore.staging import Unpacker
-from sidecar.records.files import MemoryFile
+from sidecar.records.files import MemoryFile, make_files
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest, Pack
 from sidecar.store.recall import Recalled
 
 Holds = Callable[[str], bool]
-
-MOST_IN_MEMORY = 16 << 20
-LARGEST_IN_MEMORY = 256 << 10
-"""A larger file is kept on disk."""
-
-
-class KeptFiles:
-    """Files that are kept while the pack that carries them is checked, so that it need not be unpacked to read them."""
-
-    def __init__(self, scratch: Spool) -> None:
-        self.wanted: set[str] = set()
-        """Their paths."""
-        self._scratch = scratch
-        self._room = MOST_IN_MEMORY
-        self._data: dict[str, io.BytesIO] = {}
-        self._files: dict[str, BinaryIO] = {}
-
-    def open(self, entry: Entry) -> BinaryIO | None:
-        """Return where the contents of a file are to be written; ``None`` if it is not kept."""
-        path = entry.path
-        if path not in self.wanted:
-            return None
-        if entry.size <= min(LARGEST_IN_MEMORY, self._room):
-            self._room -= entry.size
-            return self._data.setdefault(path, io.BytesIO())
-        return self._files.setdefault(path, self._scratch.new().open("xb"))
-
-    def read(self, manifest: Manifest, entries: Mapping[str, Entry]) -> dict[str, MemoryFile]:
-        """Return the files as readers get them."""
-        for file in self._files.values():
-            file.close()
-        places = {**dict.fromkeys(self._data, ""), **{path: file.name for path, file in self._files.items()}}
-        files = make_files(places, entries, {root.name: root.hint for root in manifest.roots})
-        return {
-            path: replace(file, data=self._data[path].getvalue()) if path in self._data else file
-            for path, file in files.items()
-        }
 
 
 class Workspace:
@@ -248,17 +208,6 @@ class Workspace:
             if digest != entry.digest:
                 return False
         return True
-
-
-def make_files(
-    places: Mapping[str, str], entries: Mapping[str, Entry], hints: Mapping[str, str]
-) -> dict[str, MemoryFile]:
-    """Return staged files as readers get them. ``hints`` says where each root was."""
-    return {
-        path: MemoryFile(place, path, strip_below(hints.get(get_root(path), ""), ".cm"), entries[path].mtime)
-        for path, place in places.items()
-        if path in entries
-    }
 
 
 def _remove_files(places: list[str]) -> None:

@@ -47,7 +47,7 @@ from sidecar.store.selectors import resolve_snapshot
 if TYPE_CHECKING:
     from sidecar.engine.restores.source import SnapshotSource
     from sidecar.service.attachments.keeper import Keeper
-    from sidecar.service.jobs.wanted import WantedJob
+    from sidecar.service.jobs.wanted_sandboxes import WantedJob
     from sidecar.service.starts import Starts
     from sidecar.service.watch.watch import Watcher
 
@@ -318,7 +318,7 @@ class Sidecar:
             source = await resolve_snapshot(repository, check_memory_id(memory), snapshot)
             added = self._estimate_copy(await repository.manifest(memory, source))
             await self.admission.check_quotas(caller, new, added)
-        done = await fork(repository, check_memory_id(memory), new, snapshot)
+        done = await fork(repository, check_memory_id(memory), new, snapshot, self.engine.review)
         self.admission.usage.add(new, self._estimate_copy(await repository.manifest(new, done.snapshot)))
         note_subject(also=new, snapshot=done.snapshot)
         self.events.publish("memory.forked", memory=new, snapshot=done.snapshot, origin=done.origin)

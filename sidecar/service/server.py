@@ -33,7 +33,7 @@ from sidecar.service.jobs.index import IndexMetrics, IndexUpdater
 from sidecar.service.jobs.retention import RetentionJob
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.jobs.tokens import TokenJob
-from sidecar.service.jobs.wanted import WantedJob
+from sidecar.service.jobs.wanted_sandboxes import WantedJob
 from sidecar.service.jobs.webhooks import Deliveries
 from sidecar.service.logs import configure_logs
 from sidecar.service.operations import Operation

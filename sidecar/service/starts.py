@@ -4,8 +4,8 @@ Before a sandbox is created, a record in the store says who creates it, and unde
 provider. The record goes when the sandbox is attached. A service that dies in between leaves the record: a repeated call
 goes on with the sandbox, and otherwise the next service that looks ends it. It holds nothing that is not in the store.
 
-``moves`` uses the same records: there the sandbox that is left behind is named too. ``jobs/wanted`` calls ``start`` for
-memories that are to have a living sandbox; ``wanted`` is what the store knows about those.
+``moves`` uses the same records: there the sandbox that is left behind is named too. ``jobs/wanted_sandboxes`` calls
+``start`` for memories that are to have a living sandbox; ``wanted_sandboxes`` is what the store knows about those.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Locks
 from sidecar.service.sandboxes import SandboxTarget
 from sidecar.service.settings import narrow_local_policy
-from sidecar.service.wanted import WantedStates
+from sidecar.service.wanted_sandboxes import WantedStates
 
 LOOK_SECONDS = 30.0
 LATE_SECONDS = 120.0

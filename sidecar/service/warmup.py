@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from sidecar.engine.sandbox.package import build_program
+from sidecar.engine.sandbox.delivery import build_program
 from sidecar.service.access.grants import ITSELF
 
 FIRST = (("GET", "/healthz"), ("POST", "/v1/memories/m/exports"), ("POST", "/v1/memories/m/restores"))

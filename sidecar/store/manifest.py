@@ -21,7 +21,7 @@ from sidecar.host.text import format_count
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.layouts import CoveredRules
-from sidecar.layouts.earlier import EARLIER
+from sidecar.layouts.earlier_rules import EARLIER
 from sidecar.receipts import Scrubbed
 
 FORMAT = 1
@@ -270,6 +270,18 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
         raise SnapshotDamaged(f"{what} is not valid: {problem}.") from None
 
 
+def decode_object(data: bytes, kind: type[T], form: int) -> T:
+    """Parse one of the small objects beside manifests and heads. Raise ``ValueError`` if it is not valid, or not of this
+    format."""
+    value = decode_checksummed(data)
+    if value.pop("format", None) != form:
+        raise ValueError("it is in a format this version does not know")
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        raise ValueError(str(problem)) from None
+
+
 def digest_tree(entries: dict[str, Entry]) -> str:
     """Return a digest of a snapshot's contents: paths, types, modes and contents, not times."""
     digest, text, paths = hashlib.sha256(), encode_basestring_ascii, sorted(entries)
@@ -309,20 +321,23 @@ def count_scrubbed(manifest: Manifest) -> Scrubbed:
     return Scrubbed(private=private, credentials=credentials)
 
 
-def rebuild_head(manifests: Collection[Manifest], accepted: Mapping[str, datetime] | None = None) -> Head | None:
+def rebuild_head(
+    manifests: Collection[Manifest], accepted: Mapping[str, datetime] | None = None, replaced: Collection[str] = ()
+) -> Head | None:
     """Return a head with the history that the manifests tell, for when the head itself is damaged or missing; ``None`` if
     none of them was made to become the head.
 
     The manifests say what each was made for: one that was to become the head has the ``generation`` of that head, one
     that was refused, or waits for a review, says so, and the first of all has neither a parent nor a generation. A
     snapshot that was first stored beside the head and made the head later cannot be told from one that never was, except
-    for those that were ``accepted`` in a review, each with the time.
+    for those that were ``accepted`` in a review, each with the time, and the heads that these ``replaced``.
 
     Its snapshot is the latest of those. Whether that was still the head at the end is not known: there may have been a
     rollback.
     """
     times = accepted or {}
-    line = _list_heads([manifest for manifest in manifests if manifest.is_eligible and manifest.snapshot not in times])
+    good = [manifest for manifest in manifests if manifest.is_eligible and manifest.snapshot not in times]
+    line = _list_heads(good, replaced if times else None)
     if times:
         line = [*line, *(manifest for manifest in manifests if manifest.snapshot in times)]
         line.sort(key=lambda one: (times.get(one.snapshot, one.time), one.snapshot))
@@ -333,8 +348,9 @@ def rebuild_head(manifests: Collection[Manifest], accepted: Mapping[str, datetim
     return head
 
 
-def _list_heads(good: Collection[Manifest]) -> list[Manifest]:
-    """Return the manifests that were the head, the first one first."""
+def _list_heads(good: Collection[Manifest], replaced: Collection[str] | None) -> list[Manifest]:
+    """Return the manifests that were the head, the first one first. ``replaced``: those that are known to have been it;
+    ``None`` if nothing was ever accepted in a review."""
     made = sorted((one for one in good if one.generation), key=lambda one: (one.generation, one.snapshot))
     parents = {one.parent for one in made}
     # Of two that were made for the same generation one lost the race: not the one that others grew out of.
@@ -342,14 +358,18 @@ def _list_heads(good: Collection[Manifest]) -> list[Manifest]:
     for one in made:
         by_place.setdefault(one.generation, []).append(one)
     made = [next((one for one in rivals if one.snapshot in parents), rivals[0]) for rivals in by_place.values()]
-    return [*_list_first_heads(good, parents), *made]
+    return [*_list_first_heads(good, parents, replaced), *made]
 
 
-def _list_first_heads(good: Collection[Manifest], parents: Collection[str]) -> list[Manifest]:
-    """Return those that became the head when there was none: others grew out of them; else the oldest without a parent."""
+def _list_first_heads(
+    good: Collection[Manifest], parents: Collection[str], replaced: Collection[str] | None
+) -> list[Manifest]:
+    """Return those that became the head when there was none: others grew out of them, or replaced them; else the oldest
+    without a parent."""
     without = sorted((one for one in good if not one.generation), key=lambda one: one.snapshot)
-    grown = [one for one in without if one.snapshot in parents]
+    grown = [one for one in without if one.snapshot in parents or one.snapshot in (replaced or ())]
     oldest = min(good, key=lambda one: one.snapshot, default=None)
-    if not grown and oldest is not None and not oldest.generation and not oldest.parent:
+    # Where the first head was accepted in a review, an export of a foreign sandbox has neither parent nor generation too.
+    if replaced is None and not grown and oldest is not None and not oldest.generation and not oldest.parent:
         return [oldest]
     return grown

@@ -16,16 +16,14 @@ import itertools
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, field, replace
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from sidecar.errors import ObjectRefused, SwapLost
-from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.format.checksums import encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
 from sidecar.ports import Store
-from sidecar.store.manifest import Head, Manifest
+from sidecar.store.manifest import Head, Manifest, decode_object
 
 LOG = logging.getLogger("sidecar")
 FORMAT = 1
@@ -118,13 +116,7 @@ class Refusals:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Parse it. Raise ``ValueError`` unless it is valid and of a known format."""
-        value: dict[str, Any] = decode_checksummed(data)
-        if value.pop("format", None) != FORMAT:
-            raise ValueError("it is in a format this version does not know")
-        try:
-            return msgspec.convert(value, cls, strict=True)
-        except msgspec.ValidationError as problem:
-            raise ValueError(str(problem)) from None
+        return decode_object(data, cls, FORMAT)
 
     def is_over(self, head: Head) -> bool:
         """Return whether it is about this head, and not about an earlier time when the same snapshot was the head."""

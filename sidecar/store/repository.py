@@ -388,6 +388,8 @@ class Repository:
         if state.head is None and (before := await self.rebuild_head(manifest.memory)) is not None:
             past = [one for one in before.history if one[0] != manifest.snapshot]
             head = replace(head, history=[*head.history, *past][:LONGEST_HISTORY])
+            if before.format == REVIEWED:
+                head = replace(head, format=REVIEWED)
         key = MemoryKeys.of(manifest.memory).head
         if self.witnesses is not None and head.format > (state.head.format if state.head else FORMAT):
             await self.witnesses.clear(manifest.memory)
@@ -412,7 +414,7 @@ class Repository:
         """Return the head that the manifests tell; for when the head itself cannot be read."""
         manifests = await self.manifests(memory, await self.list_snapshot_ids(memory))
         reviews = await read_reviews_or_none(self.store, memory)
-        return rebuild_head(reviews.leave_out_unaccepted(manifests), reviews.accepted)
+        return rebuild_head(reviews.leave_out_unaccepted(manifests), reviews.accepted, reviews.replaced)
 
     async def add_store_id(self, state: HeadState) -> HeadState:
         """Return the state with the store's id in it, which is read only if the head does not have it."""

@@ -290,13 +290,19 @@ def _build_rows(
                 is_head=snapshot == state.snapshot,
                 beside=not ordinary or snapshot in survey.damaged or isinstance(manifest, SnapshotDamaged),
                 problem=manifest.message if isinstance(manifest, SnapshotDamaged) else "",
-                pending=not ordinary
-                and (reviews.is_pending(whole) if whole else reviews.get_decision(snapshot) == PENDING),
+                pending=not ordinary and _waits(snapshot, whole, reviews),
                 bytes=survey.sizes.get(keys.snapshot(snapshot), 0),
                 packs={pack.id: sum(pack.in_store) for pack in whole.packs} if whole else {},
             )
         )
     return rows
+
+
+def _waits(snapshot: str, manifest: Manifest | None, reviews: Reviews) -> bool:
+    """Return whether a snapshot waits for a review, or was accepted and waits to become the head: whoever accepted it was
+    killed."""
+    pending = reviews.is_pending(manifest) if manifest else reviews.get_decision(snapshot) == PENDING
+    return pending or snapshot in reviews.accepted
 
 
 def _is_beyond_history(snapshot: str, state: HeadState) -> bool:

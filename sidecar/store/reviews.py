@@ -17,15 +17,13 @@ from dataclasses import asdict, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
-import msgspec
-
 from sidecar.errors import ObjectRefused, SnapshotDamaged, SwapLost
-from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.format.checksums import encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys, parse_snapshot_time
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.ports import Store
-from sidecar.store.manifest import Manifest
+from sidecar.store.manifest import Manifest, decode_object
 
 LOG = logging.getLogger("sidecar")
 FORMAT = 1
@@ -74,13 +72,7 @@ class Reviews:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Parse the object. Raise ``ValueError`` if it is not valid."""
-        value = decode_checksummed(data)
-        if value.get("format") != FORMAT:
-            raise ValueError("its format is not known here")
-        try:
-            return msgspec.convert(value, cls, strict=True)
-        except msgspec.ValidationError as problem:
-            raise ValueError(str(problem)) from None
+        return decode_object(data, cls, FORMAT)
 
     def get_decision(self, snapshot: str) -> str:
         """Return what was decided about a snapshot, or that it waits; "" if nothing is known."""
@@ -121,6 +113,11 @@ class Reviews:
             for one, row in self.rows.items()
             if row.decision == ACCEPTED and not row.within
         }
+
+    @property
+    def replaced(self) -> set[str]:
+        """The heads that they were to replace, as far as that is known."""
+        return {row.replaces for row in self.rows.values() if row.decision == ACCEPTED and row.replaces}
 
     @property
     def declined(self) -> set[str]:
@@ -194,4 +191,4 @@ async def change_reviews(
 
 def format_now() -> str:
     """Return the present time as rows have it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -147,7 +147,7 @@ def _suggest_cure(
     """Return the suggested command if something is wrong with the head, given the intact snapshots, newest first, with
     ``{memory}`` in the place of the memory."""
     readable = [manifest for manifest in manifests.values() if isinstance(manifest, Manifest)]
-    head = state.head or rebuild_head(reviews.leave_out_unaccepted(manifests), reviews.accepted)
+    head = state.head or rebuild_head(reviews.leave_out_unaccepted(manifests), reviews.accepted, reviews.replaced)
     refused = {one.snapshot for one in readable if one.rejected or reviews.is_unaccepted(one)}
     # Prefer what was the head to what never was, and take a refused one only if there is nothing else.
     past = [snapshot for snapshot, _ in head.history if snapshot in whole] if head else []

@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 import adapters
-from adapters.stores import s3_alone, s3_client
+from adapters.stores import s3_client, s3_single_writer
 from adapters.stores.s3 import S3Store
 from adapters.stores.s3_conditions import RACES, WRITERS
 from adapters.stores.s3_errors import Unsupported, WriteConflict, translate_code
@@ -545,7 +545,7 @@ async def test_encryption_that_the_server_does_not_do_is_called_that(
 @contextmanager
 def _elsewhere() -> Iterator[None]:
     """Inside this block we are a writer on another machine."""
-    with mock.patch.object(s3_alone, "_identify_self", lambda: ("elsewhere", 7, "another")):
+    with mock.patch.object(s3_single_writer, "_identify_self", lambda: ("elsewhere", 7, "another")):
         yield
 
 
@@ -571,7 +571,7 @@ async def test_writers_take_turns_when_one_lets_go(
     await first.close()
     with _elsewhere():
         version = await second.swap("m/head", b"2", expected=version)
-    monkeypatch.setattr(s3_alone, "LEASE_SECONDS", -1.0)  # nobody has written for a while
+    monkeypatch.setattr(s3_single_writer, "LEASE_SECONDS", -1.0)  # nobody has written for a while
     assert await open_store(url).swap("m/head", b"3", expected=version)
 
 
@@ -580,7 +580,7 @@ async def test_a_writer_that_was_overtaken_stops_before_it_writes(
 ) -> None:
     store = open_store(_url(supabase_server, on_supabase, single_writer="true"))
     version = await store.swap("m/head", b"1", expected=None)
-    monkeypatch.setattr(s3_alone, "RENEWED_AFTER", 0.0)
+    monkeypatch.setattr(s3_single_writer, "RENEWED_AFTER", 0.0)
     other = json.dumps({"format": 1, "host": "elsewhere", "process": 7, "token": "another"})
     supabase_server.client.put_object(Bucket=on_supabase, Key="p/writer.json", Body=other.encode())
     with pytest.raises(SecondWriter, match="process 7 on elsewhere"):

@@ -21,7 +21,7 @@ from sidecar.audit.trail import Trail, open_trail
 from sidecar.errors import StoreUnreachable
 from sidecar.ids import AUDIT_LATEST, AUDIT_LINES, AUDIT_TAILS
 from sidecar.ports import Store, StoredObject
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.encryption.rekey import rekey
 from tests.parts.keys import BOTH, ENCRYPTED, OTHER, SIGNED, engine_with
 from tests.parts.memory_store import MemoryStore

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.host.files import open_spool
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.fetch import fetch
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import Repository
@@ -60,12 +60,19 @@ sys.exit(main(sys.argv[3:]))
 class Week:
     """One memory under review, and some sandboxes; every promise is looked at after each step."""
 
+    more = ""
+    """What else the config says."""
+    loses_decided = False
+    """Retention removes what was decided, and heads are lost."""
+
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
         self.folder, self.store, self.config = folder, folder / "store", folder / "config.toml"
         (folder / "check.py").write_text(CHECK)
         command = json.dumps([sys.executable, str(folder / "check.py")])
-        self.config.write_text(f'[review]\nrequired = ["acme/*"]\n[[checks]]\ncommand = {command}\ntimeout = 2\n')
+        self.config.write_text(
+            f'[review]\nrequired = ["acme/*"]\n[[checks]]\ncommand = {command}\ntimeout = 2\n{self.more}'
+        )
         self.homes = [self._make_home(f"home{number}") for number in range(3)]
         self.accepted: set[str] = set()
         """What a person's command was given for, whether or not it lived to answer."""
@@ -108,6 +115,9 @@ class Week:
         ran = self.run("export", MEMORY, "--sandbox", f"local:{home}", *more)
         if ran is None:
             return
+        if ran.document["outcome"] == "committed":  # whoever accepted it was killed before the head moved
+            assert ran.document["snapshot"] in self.accepted, ran.document
+            return
         assert ran.document["outcome"] in ("pending", "rejected", "diverged", "unchanged"), ran.document
         if ran.document["outcome"] == "pending":
             assert (ran.code == 3 and what == "is so") or "is so" in place.read_text()
@@ -120,8 +130,11 @@ class Week:
         if self.chance.random() < 0.3:  # a new sandbox
             shutil.rmtree(home)
             self._make_home(home.name)
-        ran = self.run("restore", MEMORY, "--sandbox", f"local:{home}")
+        ran = self.run("restore", MEMORY, "--sandbox", f"local:{home}", *self.choose_restore())
         assert ran is None or ran.code == 0, ran
+
+    def choose_restore(self) -> tuple[str, ...]:
+        return ()
 
     def accept(self) -> None:
         reviews = self.reviews()
@@ -196,17 +209,19 @@ class Week:
         async def read() -> None:
             repository = self.repository
             state = await repository.head(MEMORY)
-            assert not state.problem
+            assert self.loses_decided or not state.problem
             reviews, _ = await read_reviews(repository.store, MEMORY)
-            past = {snapshot for snapshot, _ in state.head.history} if state.head else set()
+            head = state.head or await repository.rebuild_head(MEMORY)
+            past = {snapshot for snapshot, _ in head.history} if head else set()
             assert past <= self.accepted, past - self.accepted
-            assert past <= set(reviews.accepted)
+            ids = set(await repository.list_snapshot_ids(MEMORY))
+            assert past & ids <= set(reviews.accepted)
             assert self.declined.isdisjoint(past) and self.declined <= reviews.declined
             self.heads = len(past)
-            ids = set(await repository.list_snapshot_ids(MEMORY))
-            assert set(self.waiting) <= ids, "lost"
-            undecided = set(self.waiting) - reviews.rows.keys()
-            assert not undecided, "it waits, and is not listed"
+            undecided = {one for one in self.waiting if reviews.get_decision(one) in ("", "pending")}
+            assert undecided <= ids, "lost"
+            assert undecided <= reviews.rows.keys(), "it waits, and is not listed"
+            assert self.loses_decided or set(self.waiting) <= ids, "lost"
 
         asyncio.run(read())
 
@@ -220,6 +235,8 @@ class Week:
                     assert isinstance(manifest, Manifest)
                     await fetch(self.repository.store, manifest, scratch)
 
+        there = self.list_snapshots()
+        self.waiting = {one: text for one, text in self.waiting.items() if one in there}
         asyncio.run(read())
         for number, (snapshot, text) in enumerate(list(self.waiting.items())[-10:]):
             fresh = empty_home(self.folder / f"fresh{number}")
@@ -227,15 +244,93 @@ class Week:
             assert ran.code == 0 and (fresh / "MEMORY.md").read_text() == text
 
 
+class HarshWeek(Week):
+    """Also with everything else that moves a head or removes a snapshot, and heads that are lost."""
+
+    more = "[retention]\nkeep_last = 3\nkeep_pending = 1000\n"
+    loses_decided = True
+
+    def choose_restore(self) -> tuple[str, ...]:
+        there = sorted(self.list_snapshots())
+        named = ("--snapshot", self.chance.choice(there)) if there else ()
+        return self.chance.choices([(), named, ("--read-only",), ("--discard",)], [6, 3, 1, 1])[0]
+
+    def rollback(self) -> None:
+        there = sorted(self.list_snapshots())
+        if not there:
+            return
+        ran = self.run("rollback", MEMORY, self.chance.choice(there))
+        assert ran is None or ran.code == 0 or ran.error in ("not-reviewed", "head-moved", "snapshot-not-found"), ran
+        if ran is not None and ran.code == 0:
+            assert ran.document["head"] in self.accepted
+
+    def fork(self) -> None:
+        there = sorted(self.list_snapshots())
+        if not there:
+            return
+        chosen = self.chance.choice(there)
+        ran = run_cli("fork", MEMORY, "acme/copy", "--snapshot", chosen, "--config", self.config, store=self.store)
+        assert ran.code == 0 or ran.error == "not-reviewed", ran
+        if ran.code == 0:
+            assert chosen in self.accepted
+            run_cli("delete", "acme/copy", "--yes", store=self.store)
+
+    def bring_back(self) -> None:
+        """Download any snapshot, and import it."""
+        there, archive = sorted(self.list_snapshots()), self.folder / "archive.tar.gz"
+        if not there:
+            return
+        assert run_cli("download", MEMORY, self.chance.choice(there), "-o", archive, store=self.store).code == 0
+        ran = self.run("import", MEMORY, str(archive))
+        archive.unlink()
+        assert ran is None or ran.document["outcome"] in ("pending", "rejected", "unchanged"), ran
+
+    def lose_head(self) -> None:
+        """The head is damaged or gone; somebody makes one again of what it was."""
+        place = next((one for one in self.store.rglob("head.json") if b'"snapshot"' in one.read_bytes()), None)
+        if place is None:
+            return
+        if self.chance.random() < 0.5:
+            place.unlink()
+        else:
+            place.write_text("x")
+        self.check()
+        for step in self.chance.choices([self.export, self.restore, self.rollback, self.fork], k=2):
+            step()
+            self.check()
+        state = asyncio.run(self.repository.head(MEMORY))
+        rebuilt = None if state.head else asyncio.run(self.repository.rebuild_head(MEMORY))
+        if rebuilt is not None:
+            ran = run_cli("rollback", MEMORY, rebuilt.snapshot, "--config", self.config, store=self.store)
+            assert ran.code == 0, ran
+        elif state.problem:  # retention left nothing that was the head
+            place.unlink()
+
+
 @pytest.mark.parametrize(
     ("seed", "exports"),
-    [(1, 14), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in (2,))],
+    [(1, 14), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in (2, 6))],
 )
 def test_the_head_only_ever_holds_what_was_accepted(tmp_path: Path, seed: int, exports: int) -> None:
     week = Week(tmp_path, seed)
     steps: list[Callable[[], None]] = [week.export, week.restore, week.accept, week.decline, week.two_at_once]
+    run_week(week, exports, steps, [60, 12, 14, 8, 3])
+
+
+@pytest.mark.parametrize(
+    ("seed", "exports"),
+    [(3, 8), *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in (4, 5))],
+)
+def test_nor_by_any_other_way(tmp_path: Path, seed: int, exports: int) -> None:
+    week = HarshWeek(tmp_path, seed)
+    steps: list[Callable[[], None]] = [week.export, week.restore, week.accept, week.decline, week.two_at_once]
+    others: list[Callable[[], None]] = [week.rollback, week.fork, week.bring_back, week.lose_head]
+    run_week(week, exports, [*steps, *others], [60, 14, 12, 10, 2, 5, 3, 4, 3])
+
+
+def run_week(week: Week, exports: int, steps: list[Callable[[], None]], weights: list[int]) -> None:
     while week.count < exports:
-        week.chance.choices(steps, [60, 12, 14, 8, 3])[0]()
+        week.chance.choices(steps, weights)[0]()
         week.check()
     week.accepted |= week.list_snapshots()
     accepted = run_cli("accept", MEMORY, store=week.store)

@@ -21,7 +21,7 @@ from adapters.stores.urls import open_store
 from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
 from sidecar.ports import Link, Store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.encryption.signed_store import SignedStore
 from sidecar.wiring import open_repository
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED
@@ -298,7 +298,7 @@ async def test_of_sixteen_racing_swaps_one_wins(place: Place, exists: bool) -> N
 _COUNTER = """
 import asyncio, sys
 from sidecar.errors import SwapLost
-from sidecar.store.encryption.keys_given import read_given_keys
+from sidecar.store.encryption.given_keys import read_given_keys
 from sidecar.store.encryption.settings import Encryption, Signing
 from sidecar.wiring import open_repository
 

@@ -22,7 +22,7 @@ from sidecar.ports import Store
 from sidecar.receipts import ExportOutcome, RestoreOutcome
 from sidecar.store.encryption import passphrase
 from sidecar.store.encryption.check import check_store
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.encryption.passphrase import IDENTITY
 from sidecar.store.encryption.rekey import RekeyReport, rekey
 from sidecar.store.pins import pin

@@ -17,7 +17,7 @@ from sidecar.errors import KeyNeeded
 from sidecar.ids import MemoryKeys
 from sidecar.policy.limits import Limits
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.verification import verify_memory
 from tests.parts.homes import (
     PROJECT,

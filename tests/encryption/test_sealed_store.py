@@ -22,8 +22,8 @@ from sidecar.host.files import SpoolFull
 from sidecar.ids import MemoryKeys as MemoryKeys
 from sidecar.store.encryption import passphrase
 from sidecar.store.encryption.encrypted_store import EncryptedStore
+from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
 from sidecar.store.encryption.keyring import MAGIC, Keyring
-from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
 from sidecar.store.encryption.names import HiddenNames, is_opaque
 from sidecar.store.encryption.opening import EncryptionKeys, KeysLost
 from sidecar.store.encryption.record import COPY, RECORD
@@ -389,7 +389,7 @@ def test_no_keys_are_no_keys() -> None:
 def test_only_the_libraries_that_keys_need_are_loaded(tmp_path: Path, given_keys: str, loaded: list[str]) -> None:
     program = f"""
 import asyncio, sys
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.wiring import open_repository
 store = open_repository("file:{tmp_path}", GivenKeys({given_keys})).store
 asyncio.run(store.put("memories/conductor/head.json", b"1"))

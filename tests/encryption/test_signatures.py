@@ -14,7 +14,7 @@ from adapters.sandboxes.local import open_local
 from sidecar.engine import ExportRequest, RestoreRequest, export, restore
 from sidecar.errors import BadConfig, KeyNeeded, SnapshotDamaged
 from sidecar.receipts import ExportOutcome, RestoreOutcome
-from sidecar.store.encryption.keys_given import GivenKeys, read_given_keys
+from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
 from sidecar.store.encryption.settings import Encryption, Signing
 from sidecar.store.encryption.signatures import BadSignature, Signatures, strip_signature
 from tests.parts.homes import claude_mem_home, empty_home, observe

@@ -17,7 +17,7 @@ from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.core import Sidecar
 from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.settings import Service
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.encryption.names import is_opaque
 from tests.parts.keys import ENCRYPTED, SIGNED, engine_with
 

@@ -26,7 +26,7 @@ from sidecar.service.idempotency import RememberedCall, _encode
 from sidecar.store import head_copies
 from sidecar.store.encryption.check import check_keys, check_memory, check_store
 from sidecar.store.encryption.encrypted_store import EncryptedStore
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.encryption.record import COPY, RECORD
 from sidecar.store.encryption.rekey import rekey
 from sidecar.store.encryption.signatures import Signatures

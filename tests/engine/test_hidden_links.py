@@ -18,7 +18,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.sandbox import delivery, links
-from sidecar.engine.sandbox.package import build_program
+from sidecar.engine.sandbox.delivery import build_program
 from sidecar.format.protocol import Link, OutgoingPart, Request, SendQuestion
 from sidecar.ports import CommandResult
 from tests.parts.homes import told, tree, without_cache

@@ -19,7 +19,7 @@ from sidecar.ids import STORE_ID, MemoryKeys, build_memory_key
 from sidecar.ports import StoredObject
 from sidecar.program.notes import LONGEST
 from sidecar.receipts import ExportReceipt, RestoreReceipt
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.repository import Repository
 from sidecar.wiring import open_repository, open_sandbox, open_store
 from tests.parts.homes import memory_tree, write

@@ -13,7 +13,7 @@ from sidecar.client import Acceptance, Client, SidecarProblem
 from sidecar.engine.reviews import accept
 from sidecar.errors import SwapLost
 from sidecar.ids import build_memory_key, build_portable_folder
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.wiring import open_repository
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.services import TOKEN, path, serving

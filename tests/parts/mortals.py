@@ -42,7 +42,7 @@ from sidecar.ports import CommandResult
 from sidecar.service import server
 from sidecar.service.logs import configure_logs
 from sidecar.service.readiness import StartChecks
-from sidecar.store.encryption.keys_given import read_given_keys
+from sidecar.store.encryption.given_keys import read_given_keys
 from sidecar.wiring import find_store_folder, open_repository, open_sandbox
 from tests.parts.forked_program import Forks, Job
 from tests.parts.homes import PROJECT

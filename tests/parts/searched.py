@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from adapters.search.embedded import EmbeddedSearch
+from adapters.search.sqlite import EmbeddedSearch
 from sidecar.engine import Engine
 from sidecar.engine.histories import read_line
 from sidecar.search.port import SearchDatabase

@@ -57,7 +57,7 @@ def writers(store: Path, indexes: Path | None = None) -> Iterator[Writers]:
 
 
 async def _catch_up(url: str, indexes: str) -> None:
-    from adapters.search.embedded import EmbeddedSearch
+    from adapters.search.sqlite import EmbeddedSearch
     from sidecar.search.settings import Postgres
     from sidecar.search.upkeep import SearchIndex
     from sidecar.store.repository import Repository
@@ -70,7 +70,7 @@ async def _catch_up(url: str, indexes: str) -> None:
 
 
 def _main(url: str, indexes: str = "") -> None:
-    import adapters.search.embedded  # noqa: F401
+    import adapters.search.sqlite  # noqa: F401
     import sidecar.search.upkeep  # noqa: F401
 
     for _ in sys.stdin:

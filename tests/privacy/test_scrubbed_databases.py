@@ -13,7 +13,8 @@ import pytest
 from sidecar.program.privacy.scrub import PrivacyPolicy, PrivacyReport
 from sidecar.program.privacy.tables import Unscrubbable, scrub
 from sidecar.program.sqlite.backup import read_page_size
-from sidecar.program.sqlite.pages import Pages, may_concern
+from sidecar.program.sqlite.pages import Looks, Pages, may_concern
+from tests.parts.secret_trees import CREDENTIALS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
 
@@ -21,6 +22,7 @@ SECRET = "zqjxkvw-hunter2"
 TEXT = f"public <private>{SECRET} and more</private> rest"
 LEFT = "public [private] rest"
 STRICT = PrivacyPolicy(True, "redact")
+LOOKS = Looks(STRICT.may_concern, STRICT.has_traces)
 MIRROR = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
 CREATE VIRTUAL TABLE f USING fts5(a, content='t', content_rowid='id');
 CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
@@ -52,6 +54,17 @@ CASES: dict[str, tuple[str, list[tuple[Any, Any]]]] = {
     "older-full-text": ("CREATE VIRTUAL TABLE t USING fts4(id, a)", [(n, TEXT) for n in range(40)]),
     "statistics": (f"{PLAIN}; CREATE INDEX i ON t (a); ANALYZE", [(n, TEXT) for n in range(40)]),
     "view": (f"{PLAIN}; CREATE VIEW w AS SELECT a FROM t", [(1, TEXT)]),
+}
+
+SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "alone": ("CREATE TABLE t (a)", ("{}",)),
+    "after a word": ("CREATE TABLE t (id INTEGER PRIMARY KEY, name, a)", ("1", "github", "{}")),
+    "before a word": ("CREATE TABLE t (a, name)", ("{}", "github")),
+    "before a bracket": ("CREATE TABLE t (a, name)", ("{}", "(github)")),
+    "no-rowid": ("CREATE TABLE t (name, a, PRIMARY KEY (name, a)) WITHOUT ROWID", ("github", "{}")),
+    "utf-16": ("PRAGMA encoding = 'UTF-16be'; CREATE TABLE t (name, a, more)", ("github", "{}", "hub")),
+    "overflow": ("CREATE TABLE t (name, a, more)", ("github" * 2000, "{}", "hub" * 4000)),
+    "generated": ("CREATE TABLE t (name, a, rowid INT AS (1))", ("github", "{}")),
 }
 
 
@@ -146,9 +159,9 @@ def test_a_tag_that_is_cut_by_a_page_is_found(tmp_path: Path) -> None:
     for before in [cut - part for cut in cuts for part in range(-1, 11)]:
         connection.execute("UPDATE t SET a = ?", (("y" * before + TEXT).ljust(9000, "y"),))
         connection.commit()
-        assert may_concern(str(place), STRICT.may_concern, None), before
-        assert may_concern(str(place), STRICT.may_concern, [2]), before
-        assert may_concern(str(place), STRICT.may_concern, [3]), before  # the page where it begins is as it was
+        assert may_concern(str(place), LOOKS, None), before
+        assert may_concern(str(place), LOOKS, [2]), before
+        assert may_concern(str(place), LOOKS, [3]), before  # the page where it begins is as it was
     connection.close()
     assert scrub(str(place), "x.db", STRICT, None, True, PrivacyReport())
     assert not holds(place)
@@ -197,7 +210,7 @@ def test_wide_text_is_cleared_and_rows_keep_their_numbers(order: str, tmp_path: 
 
 def test_wide_text_with_nothing_to_hide_stays_as_it_is(tmp_path: Path) -> None:
     place = made(tmp_path / "x.db", f"PRAGMA encoding = 'UTF-16be'; {PLAIN}", [(1, "a private ļ <b> word")])
-    assert not may_concern(str(place), STRICT.may_concern, None)
+    assert not may_concern(str(place), LOOKS, None)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -365,7 +378,7 @@ def test_looking_at_changed_pages_alone_finds_what_changed(tmp_path: Path) -> No
         connection.execute("UPDATE t SET a = ? WHERE id = ?", (secret, target))
         connection.commit()
         changed = _changed(clean, place.read_bytes())
-        assert may_concern(str(place), STRICT.may_concern, changed), (seed, changed)
+        assert may_concern(str(place), LOOKS, changed), (seed, changed)
         connection.execute("UPDATE t SET a = ? WHERE id = ?", (old, target))
         connection.commit()
         connection.close()
@@ -491,3 +504,42 @@ def _changed(old: bytes, new: bytes, page: int = 4096) -> list[int]:
         for number in range(0, len(new), page)
         if old[number : number + page] != new[number : number + page]
     ]
+
+
+@pytest.mark.parametrize("sides", SIDES)
+def test_a_credential_is_found_whatever_stands_beside_it(sides: str, tmp_path: Path) -> None:
+    """In a page there is nothing between one value and the next."""
+    script, values = SIDES[sides]
+    secrets = {name: make(random.Random(name)) for name, make in CREDENTIALS.items()}
+    secrets["password"] = "DB_PASSWORD=hunter2Secret99"
+    for name, secret in secrets.items():
+        connection = sqlite3.connect(tmp_path / name, isolation_level=None)
+        connection.executescript(script)
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(t)")]
+        insert = f"INSERT INTO t ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        connection.execute(insert, ["2" if value == "1" else "clean" * (value == "{}") for value in values])
+        connection.execute(insert, [value.format(secret) for value in values])
+        connection.close()
+        report = PrivacyReport()
+        assert scrub(str(tmp_path / name), "x.db", STRICT, None, True, report), name
+        assert report.counts == {"redacted": 1}
+        connection = sqlite3.connect(tmp_path / name)
+        # Letters of a private key are those of its first line too.
+        assert not any(secret in str(row) for row in connection.execute("SELECT * FROM t")), name
+        connection.close()
+
+
+def test_a_credential_in_a_page_that_was_freed_is_found_beside_another_value(tmp_path: Path) -> None:
+    secret = CREDENTIALS["github-token"](random.Random(1))
+    connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
+    connection.execute("PRAGMA secure_delete = OFF")
+    connection.execute("CREATE TABLE t (name, a)")
+    for table in ("u", "v"):  # one of their pages becomes a leaf of the free list
+        connection.execute(f"CREATE TABLE {table} (name, a)")
+        connection.execute(f"INSERT INTO {table} VALUES ('github', ?)", [secret])
+    for table in ("u", "v"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.close()
+    assert holds(tmp_path / "x.db", secret)
+    assert scrub(str(tmp_path / "x.db"), "x.db", STRICT, None, True, PrivacyReport())
+    assert not holds(tmp_path / "x.db", secret)

@@ -203,8 +203,9 @@ def test_free_pages_are_counted_with_what_is_in_the_log_and_nothing_changes(tmp_
 PEAK = """
 import sys
 from sidecar.program.sqlite import pages
-assert not pages.may_concern(sys.argv[1], lambda data: False, None)
-assert not pages.has_remains(sys.argv[1], lambda data: False)
+nothing = pages.Looks(lambda data: False, lambda data: True)
+assert not pages.may_concern(sys.argv[1], nothing, None)
+assert not pages.has_remains(sys.argv[1], nothing)
 with open("/proc/self/status") as status:
     print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) // 1024)
 """

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
-from sidecar.engine.sandbox import delivery, package
-from sidecar.engine.sandbox.package import build_program
+from sidecar.engine.sandbox import delivery
+from sidecar.engine.sandbox.delivery import build_program
 from sidecar.errors import BadAnswer
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt
@@ -26,7 +26,7 @@ from tests.parts.homes import OwnMachine, empty_home, engine_at, told, tree, wit
 from tests.parts.memories import plain_home
 from tests.parts.sent import ARGUMENTS
 
-PROJECT = Path(package.ROOT).parent
+PROJECT = Path(delivery.ROOT).parent
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def test_it_has_every_module_of_its_rooms_as_it_is() -> None:
 
 def test_the_same_modules_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = build_program()
-    for room in package.ROOMS:
+    for room in delivery.ROOMS:
         shutil.copytree(PROJECT / "sidecar" / room, tmp_path / "sidecar" / room)
         for path in (tmp_path / "sidecar" / room).rglob("*.py"):
             os.utime(path, (1, 1))
             path.chmod(0o600)
-    monkeypatch.setattr(package, "ROOT", tmp_path / "sidecar")
+    monkeypatch.setattr(delivery, "ROOT", tmp_path / "sidecar")
     assert build_program.__wrapped__().data == here.data
 
 
@@ -216,7 +216,7 @@ async def test_two_versions_are_kept_and_no_more(engine: Engine, home: Path, mon
         target = io.BytesIO(ours.data)
         with zipfile.ZipFile(target, "a") as changed:
             changed.writestr("version", str(number))
-        other = package.Part(target.getvalue())
+        other = delivery.Part(target.getvalue())
         monkeypatch.setattr("sidecar.engine.sandbox.dialogue.build_program", lambda other=other: other)
         names.append(f".program-{other.sha256}.zip")
         assert (await exported(engine, home)).trips == {"command": 2}

@@ -13,8 +13,7 @@ import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.delivery import Load, build_command
-from sidecar.engine.sandbox.package import build_program
+from sidecar.engine.sandbox.delivery import Load, build_command, build_program
 from sidecar.format.protocol import PROTOCOL, Request, TidyQuestion
 from sidecar.ports import AllowedPaths, CommandResult
 from sidecar.program.main import main

@@ -28,7 +28,7 @@ from sidecar.engine.briefs import forget_briefs, make_brief
 from sidecar.errors import BadConfig, UsageError
 from sidecar.format.index import FILE, Entry
 from sidecar.layouts import load_built_in
-from sidecar.layouts.reading import find_brief_faults
+from sidecar.layouts.briefs import find_brief_faults
 from sidecar.models.records import Brief
 from sidecar.policy.privacy import Privacy
 from sidecar.records.briefs.estimate import estimate_tokens

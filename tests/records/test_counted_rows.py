@@ -22,7 +22,7 @@ from sidecar.engine.sandbox.dialogue import ask
 from sidecar.format.protocol import ExportAnswer
 from sidecar.layouts import load_built_in
 from sidecar.program.sqlite import pages, sketches
-from sidecar.records.matching import Row, match_rows
+from sidecar.records.matches import Row, match_rows
 from tests.parts.conversations import CONVERSATIONS, SCRIPTS, Taught
 from tests.parts.homes import engine_at
 from tests.records.test_reading import Watched
@@ -353,3 +353,30 @@ async def test_appended_lines_are_counted_without_what_was_before(
         await export(engine, open_local(str(home)), ExportRequest(memory="m"))
         assert await tell(engine) == {"message": (number + 1, 0, 0)}
     assert watched.packs == []
+
+
+ROWIDS = {
+    "texts": "rowid TEXT",
+    "of a blob": "rowid BLOB",
+    "computed": "rowid AS (title || text)",
+    "all of them": "rowid, _rowid_, oid",
+}
+
+
+@pytest.mark.parametrize("columns", ROWIDS.values(), ids=ROWIDS)
+async def test_columns_that_are_called_as_rows_are_numbered_fail_no_export(tmp_path: Path, columns: str) -> None:
+    """SQLite then means the column, in which anything may be."""
+    engine, home = engine_at(tmp_path / "store"), tmp_path / "home"
+    (home / ".claude-mem").mkdir(parents=True)
+    with closing(sqlite3.connect(home / ".claude-mem/claude-mem.db", isolation_level=None)) as database:
+        database.execute(f"CREATE TABLE observations (title TEXT, text TEXT, {columns})")
+        for number in range(3):
+            database.execute("INSERT INTO observations (title, text) VALUES (?, 'x')", [f"title {number}"])
+            if " AS " not in columns:
+                database.execute(
+                    "UPDATE observations SET rowid = ? WHERE title = ?", [f"x) {number}", f"title {number}"]
+                )
+            receipt = await export(engine, open_local(str(home)), ExportRequest(memory="m"))
+            assert receipt.outcome == "committed"
+            if ", oid" not in columns:
+                assert await tell(engine) == {"observation": (1, 0, 0)}

@@ -12,7 +12,7 @@ import pytest
 from sidecar.layouts.sources import RecordSpec
 from sidecar.records.documents import read_list, read_rest
 from sidecar.records.files import MemoryFile
-from sidecar.records.matching import Match, match_rows, sketch_rows
+from sidecar.records.matches import Match, match_rows, sketch_rows
 from sidecar.records.record import Item
 from sidecar.records.sections import read_ending, read_sections
 

@@ -18,7 +18,7 @@ import pytest
 
 from sidecar.engine import histories
 from sidecar.layouts.sources import RecordSpec
-from sidecar.records import matching
+from sidecar.records import matches
 from sidecar.records.files import MemoryFile, Unreadable
 from sidecar.records.tables import read_table
 from tests.parts.commands import done
@@ -46,7 +46,7 @@ def write_headings(count: int, name: str) -> bytes:
 
 
 def test_more_records_than_can_be_told_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (matching, histories):
+    for module in (matches, histories):
         monkeypatch.setattr(module, "MOST_COMPARED", 50)
     monkeypatch.setattr("sidecar.cli.records.MOST_LISTED", 30)
     store = export_twice(tmp_path, "MEMORY.md", write_headings(60, "a"), write_headings(70, "b"))
@@ -70,6 +70,15 @@ def test_a_page_has_room_for_so_much_text_and_the_next_goes_on(tmp_path: Path, m
     assert len(done("records", "m", "--limit=3", store=store)["problems"]) == 0
 
 
+def test_more_records_than_blame_lists_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "MOST_BLAMED", 20)
+    store = export_twice(tmp_path, "MEMORY.md", write_headings(60, "a"), write_headings(70, "b"))
+    told = done("blame", "m", store=store)
+    assert len(told["records"]) == 20
+    assert told["problems"] == ["There are 70 records: choose some by their kind or their file."]
+    assert done("blame", "m", "project/MEMORY.md", store=store)["problems"] == told["problems"]
+
+
 def run_bounded(*words: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command that may not take more memory than ``MOST_MEMORY``."""
     script = "import sys; from sidecar.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -84,6 +93,11 @@ def run_bounded(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 HUGE: dict[str, Callable[[], tuple[str, bytes, bytes]]] = {
     "headings": lambda: ("MEMORY.md", write_headings(1_000_000, "a"), write_headings(1_000_000, "b")),
+    "as many headings as are compared": lambda: (
+        "MEMORY.md",
+        write_headings(249_000, "a"),
+        b"x\n" + write_headings(249_000, "a").replace(b"7", b"seven"),
+    ),
     "tasks": lambda: ("MEMORY.md", b"- [ ] t\n" * 1_000_000, b"- [x] t\n" * 1_000_000),
     "one line": lambda: ("MEMORY.md", b"a" * 30_000_000, b"b" * 30_000_000),
     "old line ends": lambda: ("MEMORY.md", b"a\r" * 10_000_000, b"b\r" * 10_000_000),

@@ -16,7 +16,7 @@ from sidecar.format.index import FILE, Entry
 from sidecar.layouts.sources import RecordSpec
 from sidecar.program.sqlite.pages import UnexpectedPage
 from sidecar.records.files import MemoryFile
-from sidecar.records.tracking import Contents, Mark, TrackedUnit, follow_unit
+from sidecar.records.origins import Contents, Mark, TrackedUnit, follow_unit
 from sidecar.records.trees import PageReader, TableTree, list_changed_pages
 from sidecar.records.units import Unit
 

@@ -19,7 +19,7 @@ from sidecar.errors import AlreadyDecided, SwapLost
 from sidecar.ids import MemoryKeys
 from sidecar.policy.review import Review
 from sidecar.receipts import GREW
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from sidecar.store.manifest import REVIEWED, Head
 from sidecar.store.repository import Repository
 from sidecar.store.reviews import read_reviews

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.store.encryption.keys_given import GivenKeys
+from sidecar.store.encryption.given_keys import GivenKeys
 from tests.parts.homes import Ran, empty_home, run_cli, write
 from tests.parts.keys import BOTH, ENCRYPTED, SIGNED, environment
 

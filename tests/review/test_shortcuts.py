@@ -41,9 +41,10 @@ def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(new)
 
 
-def finish(scene: Scene, snapshot: str) -> ExportReceipt:
+def finish(scene: Scene, snapshot: str, required: str = "acme/*") -> ExportReceipt:
     """The call is repeated after the kill."""
-    engine = replace(engine_at(scene.store), repository=scene.repository, review=Review(required=["acme/*"]))
+    review = Review(required=[required] if required else [])
+    engine = replace(engine_at(scene.store), repository=scene.repository, review=review)
     receipt = asyncio.run(finish_export(engine, MEMORY, snapshot, "local:x"))
     assert receipt is not None
     return receipt
@@ -85,7 +86,19 @@ def test_a_repeated_call_finishes_what_was_to_become_the_head(scene: Scene, monk
     scene.first_head()
     scene.learn("One")
     one = lose(scene, monkeypatch)
-    assert (finish(scene, one).outcome.value, scene.head) == ("committed", one)
+    assert (finish(scene, one, "").outcome.value, scene.head) == ("committed", one)
+
+
+def test_a_repeated_call_waits_if_a_review_is_asked_for_by_now(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = scene.first_head()
+    scene.learn("One")
+    one = lose(scene, monkeypatch)
+    for _ in range(2):
+        receipt = finish(scene, one)
+        assert receipt.reason is not None
+        assert (receipt.outcome.value, receipt.reason.code, scene.head) == ("pending", "pending", head)
+    assert scene.standing(one) == "pending"
+    assert scene.run("accept", MEMORY).document["head"] == one
 
 
 def test_the_first_export_of_a_memory_cannot_be_declined_while_it_may_still_move_the_head(

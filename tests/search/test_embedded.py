@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from adapters.sandboxes.local import LocalSandbox
-from adapters.search import embedded_schema
-from adapters.search.embedded import EmbeddedSearch
+from adapters.search import sqlite_schema
+from adapters.search.sqlite import EmbeddedSearch
 from sidecar.engine import Engine, ExportRequest, export
 from sidecar.errors import IndexReset, SearchDenied, SearchError
 from sidecar.records.record import Record
@@ -150,8 +150,8 @@ async def test_another_version_has_its_own_index(here: OnThisMachine, monkeypatc
     index = EmbeddedSearch(here.folder)
     await index.replace(PLACE, "s1", Some("otter"), yes)
     with monkeypatch.context() as later:
-        later.setattr(embedded_schema, "FORMAT", 2)
-        later.setattr("adapters.search.embedded_files.FORMAT", 2)
+        later.setattr(sqlite_schema, "FORMAT", 2)
+        later.setattr("adapters.search.sqlite_files.FORMAT", 2)
         assert await index.standing("store") == {}
         (here.folder / "store/index-2-00000000000000000001.db").write_bytes(b"what a later version writes")
     await index.replace(PLACE, "s2", Some("otter"), yes)
@@ -163,7 +163,7 @@ async def test_records_of_another_reader_version_are_written_again(
     here: OnThisMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await EmbeddedSearch(here.folder).replace(PLACE, "s1", Some("otter", "heron"), yes)
-    monkeypatch.setattr("adapters.search.embedded.READER", 10_000)
+    monkeypatch.setattr("adapters.search.sqlite.READER", 10_000)
     later = EmbeddedSearch(here.folder)
     assert await later.standing("store") == {"conductor": ""}
     done = await later.replace(PLACE, "s1", Some("otter", "heron"), yes)
@@ -181,7 +181,7 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 async def test_a_full_disk_leaves_what_was_there(here: OnThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     index = EmbeddedSearch(here.folder)
     await index.replace(PLACE, "s1", Some("otter"), yes)
-    from adapters.search.embedded_files import PlainFiles
+    from adapters.search.sqlite_files import PlainFiles
 
     opened = PlainFiles.open_to_write
 
@@ -199,8 +199,8 @@ async def test_a_full_disk_leaves_what_was_there(here: OnThisMachine, monkeypatc
 
 
 async def test_without_fts5_it_is_said(here: OnThisMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = [table.replace("USING fts5", "USING fts5_that_is_not_there") for table in embedded_schema.TABLES]
-    monkeypatch.setattr(embedded_schema, "TABLES", without)
+    without = [table.replace("USING fts5", "USING fts5_that_is_not_there") for table in sqlite_schema.TABLES]
+    monkeypatch.setattr(sqlite_schema, "TABLES", without)
     with pytest.raises(SearchError, match="FTS5"):
         await EmbeddedSearch(here.folder).replace(PLACE, "s1", Some("otter"), yes)
 

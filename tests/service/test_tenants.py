@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fastapi import Depends, FastAPI
 
 from sidecar.engine import ExportRequest, export
 from sidecar.errors import SidecarError
+from sidecar.policy.local_folders import LocalPolicy
 from sidecar.service.access import refusals
 from sidecar.service.access.grants import ADMIN, Verb
 from sidecar.service.api.access import check_access, needs
@@ -381,6 +383,8 @@ async def test_a_sandbox_of_others_can_be_neither_exported_nor_restored_into(hou
         refused = await house.call(method, path(OWN, rest), token, theirs)
         assert (refused.status, refused.code) == (403, "forbidden"), refused.body
         unmarked(refused, str(theirs))
+    named = {"sandbox": f"local:{house.folder / 'acme-home'}", "projects": [str(house.folder / "globex-home")]}
+    assert (await house.call("POST", path(OWN, "exports"), token, named)).code == "root-outside"
     # Also once it is not looked after any more: its own notes say whose memory it holds.
     await house.keeper.forget_memory(FOREIGN[0])
     await house.keeper.find_all()
@@ -410,6 +414,37 @@ async def test_a_token_may_be_for_some_sandboxes_only(house: House) -> None:
         refused = await house.call("POST", path(OWN, "exports"), token, {"sandbox": ref})
         assert (refused.status, refused.code) == (403, "forbidden"), (ref, refused.body)
     assert (await house.call("POST", path(OWN, "exports"), token, {"sandbox": f"local:{own}"})).status == 200
+
+
+async def test_no_project_and_no_link_leads_a_token_out_of_its_sandboxes(tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    local = LocalPolicy(roots=(str(folder / "srv"),))
+    house = House(tmp_path, engine=replace(engine_at(tmp_path / "store"), local=local))
+    await house.keeper.lease.renew()
+    theirs, mine, shared = (folder / "srv" / name for name in ("victim/home", "acme/home", "acme/app"))
+    for place in (theirs, mine, shared):
+        write(place / "MEMORY.md", f"# of {place}\n".encode())
+        write(place / ".claude-mem/notes.md", b"notes")
+    token = house.grant("acme", ["acme/*"], EVERY_VERB, sandboxes=(f"local:{folder}/srv/acme/*",))
+    free = house.grant("free", ["free/*"], EVERY_VERB)
+
+    async def ask(verb: str, token: str, memory: str = OWN, **more: Any) -> Any:
+        reply = await house.call("POST", path(memory, verb), token, {"sandbox": f"local:{mine}", **more})
+        return reply.json.get("code") or reply.json["outcome"]
+
+    for named in (str(theirs), "../../victim/home", f"{mine}/../../victim/home"):
+        assert await ask("exports", token, projects=[named]) == "root-outside"
+    assert await ask("exports", token, projects=[str(shared)]) == "committed"
+    assert await ask("restores", token, projects=[str(theirs)], discard=True) == "incomplete"
+    assert await ask("restores", token, projects=[str(shared)], discard=True, attach=False) == "complete"
+    assert (theirs / "MEMORY.md").read_text() == f"# of {theirs}\n"
+
+    rmtree(mine / ".claude-mem")
+    (mine / ".claude-mem").symlink_to(theirs / ".claude-mem")
+    assert await ask("exports", token, "acme/linked") == "root-outside"
+    assert await ask("exports", free, "free/linked") == "committed"  # this token is for all that the config allows
+    (mine / ".claude-mem").unlink()
+    await house.sidecar.close()
 
 
 async def test_words_of_others_about_own_memories_name_no_other(house: House) -> None:

@@ -34,7 +34,7 @@ from sidecar.errors import (
 from sidecar.format.index import DIR, FILE, Entry, Index, apply_index
 from sidecar.format.patterns import Rules, is_secret
 from sidecar.format.protocol import Bundle, ExportAnswer, ExportQuestion
-from sidecar.host.files import SpooledFile
+from sidecar.host.files import Spool, SpooledFile
 from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
@@ -46,10 +46,12 @@ from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from sidecar.records.workspace import KeptFiles
+    from sidecar.records.files import KeptFiles
 
 MOST_AHEAD = 8 << 20
 """How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
+LOADED_AFTER = 0.1
+"""Seconds after which the sandbox has surely begun to work, and nearly always has ended if nothing changed."""
 MOST_COUNTED = 64 << 20
 """If files have more bytes than this, their records are not counted: an export is not to wait for its own description."""
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
@@ -157,11 +159,9 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
         checked = replace(checked, answer=answer)
     else:
         bundle, stored = await _receive_bundle(run, answer, inline)
-    from sidecar.records.workspace import KeptFiles  # an export that stores nothing need not load it
-
-    kept = KeptFiles(run.scratch)
+    spool, seconds = run.scratch, engine.timing.unpack
     try:
-        return await run_in_thread(check_bundle, engine, checked, bundle, stored, kept, seconds=engine.timing.unpack)
+        return await run_in_thread(check_bundle, engine, checked, bundle, stored, spool, seconds=seconds)
     except UntrustedSandbox as problem:
         _ask_for_full_export(run, question, answer, problem)
         raise
@@ -192,7 +192,7 @@ async def _find_base(
         if isinstance(damage, SnapshotDamaged):
             await run.engine.repository.mark_damaged(run.request.memory, answer.base, damage)
         run.survey.damaged.add(answer.base)
-        question.unusable = sorted(run.survey.damaged)
+        question.unusable = sorted({*question.unusable, *run.survey.damaged})
         raise BaseDamaged(damage.message) from None
 
 
@@ -203,13 +203,20 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
     head, manifest = run.state.snapshot, run.replaces
     if manifest is not None and head not in run.survey.damaged and _is_near(run, manifest):
         run.ahead = asyncio.create_task(read_base(run, head))
+    loading = asyncio.get_running_loop().call_later(LOADED_AFTER, _load_ahead)
     try:
         yield
     finally:
+        loading.cancel()
         if run.ahead is not None:
             run.ahead.cancel()
             # An error in it matters only to ``_find_base``, which awaits the task itself.
             await asyncio.gather(run.ahead, return_exceptions=True)
+
+
+def _load_ahead() -> None:
+    """Load what will be needed if something changed."""
+    from sidecar.engine.exports import counts  # noqa: F401
 
 
 def _is_near(run: ExportRun, manifest: Manifest) -> bool:
@@ -301,10 +308,10 @@ async def _yield_once(data: bytes) -> AsyncIterator[bytes]:
 
 
 def check_bundle(
-    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, kept: KeptFiles, deadline: Deadline
+    engine: Engine, checked: CheckedExport, bundle: SpooledFile, stored: str, spool: Spool, deadline: Deadline
 ) -> CheckedExport:
     """Check a bundle as hostile input and apply it on top of the base of ``checked``. Return the export with what
-    arrived. ``stored`` is the id of the pack if it is in the store already; ``kept`` gets the files of a full pack whose
+    arrived. ``stored`` is the id of the pack if it is in the store already; ``spool`` gets the files of a full pack whose
     records are to be counted.
 
     Raise ``UntrustedSandbox`` (``UnpackTimeout`` if it takes too long) or ``LimitExceeded``.
@@ -330,9 +337,12 @@ def check_bundle(
     check_layouts(entries, layout_of, engine.limits)
     carried = sum(change.entry.size for change in index.changes if change.blocks is None)
     engine.progress.step("checking", carried)
+    kept = None
     if index.kind == "full":
-        kept.wanted = _choose_kept(engine, answer, entries, layout_of)
-    check_pack(bundle.path, answer.codec, index, engine.progress, deadline, kept.open)
+        from sidecar.records.files import KeptFiles  # late: a warm export brings a delta
+
+        kept = KeptFiles(spool, _choose_kept(engine, answer, entries, layout_of))
+    check_pack(bundle.path, answer.codec, index, engine.progress, deadline, kept.open if kept is not None else None)
     _check_rules(engine, answer, index)
     pack = PackFile(bundle.path, answer.codec, index, stored)
     return replace(checked, arrived=ReceivedPack(pack, entries, kept))

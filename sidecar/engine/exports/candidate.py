@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sidecar.engine.comparison import Side, describe, list_needed, make_side
+from sidecar.engine.comparison import describe
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.checks import run_checks
 from sidecar.engine.exports.run import ExportRun
@@ -14,11 +14,11 @@ from sidecar.host.files import SpoolFull
 from sidecar.host.text import make_printable
 from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
+from sidecar.models.counts import describe_counts
 from sidecar.models.records import Comparison
-from sidecar.models.wording import describe_counts
 from sidecar.policy.review import ExportCheck
 from sidecar.receipts import Reason
-from sidecar.records.comparison import Version
+from sidecar.records.comparison import Side, Version, list_needed, make_side
 from sidecar.records.workspace import Workspace
 from sidecar.store.manifest import Manifest
 

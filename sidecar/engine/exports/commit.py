@@ -32,7 +32,7 @@ from sidecar.host.values import dataclass
 from sidecar.host.work import run_in_thread
 from sidecar.ids import MemoryKeys, make_pack_id, parse_snapshot_time
 from sidecar.layouts import CoveredRules, Layout, choose_layouts, load_built_in
-from sidecar.layouts.earlier import EARLIER, PROJECTS
+from sidecar.layouts.earlier_rules import EARLIER, PROJECTS
 from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
 from sidecar.ports import Store
 from sidecar.program.privacy.scrub import MOST_PATHS
@@ -257,7 +257,7 @@ async def store_snapshot(
         # Before anything says that it waits: earlier versions, which do not know what that means, refuse this head.
         run.state = await run.engine.repository.raise_head(manifest.memory)
         manifest = replace(manifest, pending=verdict.reason.message, format=REVIEWED)
-        await note_pending(run, manifest)
+        await note_pending(run.engine.repository, manifest, run.survey)
     elif verdict.reason is not None:
         manifest = replace(manifest, rejected=f"{verdict.reason.code}: {verdict.reason.message}")
     if verdict.moves and run.state.head is not None:

@@ -15,25 +15,33 @@ import io
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from sidecar.engine.comparison import Layouts, Side, add_counts, list_needed, make_side
 from sidecar.engine.exports.arrival import MOST_COUNTED, CheckedExport
 from sidecar.engine.exports.run import ExportRun
 from sidecar.errors import BadAnswer, SnapshotError, StoreError, UntrustedSandbox
 from sidecar.format.compression import decompress
 from sidecar.format.digests import digest_bytes, hash_block
-from sidecar.format.index import FILE, Change, Entry
+from sidecar.format.index import FILE, Change, Entry, Index
 from sidecar.format.packs import describe_member
 from sidecar.format.roots import get_root
 from sidecar.format.tarballs import Tarball
 from sidecar.host.files import SpoolFull
 from sidecar.host.work import Deadline, run_in_thread
 from sidecar.models.answers import Counts
-from sidecar.records import matching
-from sidecar.records.comparison import Version, compare_units, list_differing
+from sidecar.records import matches
+from sidecar.records.comparison import (
+    Layouts,
+    Side,
+    Version,
+    add_counts,
+    compare_units,
+    list_differing,
+    list_needed,
+    make_side,
+)
 from sidecar.records.documents import count_lines
 from sidecar.records.files import Unreadable
-from sidecar.records.units import Unit
-from sidecar.records.workspace import Workspace
+from sidecar.records.units import Files, Unit
+from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest, Pack
 
@@ -62,43 +70,64 @@ async def count_changes(run: ExportRun, checked: CheckedExport, manifest: Manife
 
 
 async def _count(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> dict[str, Counts] | None:
-    engine, needed = run.engine, set[str]()
-    store, holds = engine.repository.store, needed.__contains__
-    space = Workspace(store, manifest.memory, run.scratch, holds, check=False, recalled=run.recalled)
-    parent = await _find_parent(run, checked, manifest)
-    old_entries: Mapping[str, Entry] = {}
-    if parent is not None and checked.base is not None and parent.snapshot == checked.base.snapshot:
-        old_entries = checked.base_entries
-        space.add_indexes(parent, checked.base_indexes)
-    elif parent is not None:
-        old_entries = await space.read_entries(parent)
-    relevant = _list_relevant(old_entries, checked.entries, (manifest, parent or manifest), engine.layouts)
-    new = make_side(manifest, _pick(checked.entries, relevant), engine.layouts)
-    old = make_side(parent or manifest, _pick(old_entries, relevant), engine.layouts)
+    layouts, parent = run.engine.layouts, await _find_parent(run, checked, manifest)
+    old_entries, indexes = await _read_parent(run, checked, parent)
+    relevant = _list_relevant(old_entries, checked.entries, (manifest, parent or manifest), layouts)
+    new = make_side(manifest, _pick(checked.entries, relevant), layouts)
+    old = make_side(parent or manifest, _pick(old_entries, relevant), layouts)
     by_sandbox = _take_told(checked, new)
     told = {**by_sandbox, **_count_wholes(old, new)}
     if old_entries is checked.base_entries and old_entries:
         told |= await run_in_thread(_count_appended, old, new, checked.received_pack.pack, seconds=MOST_SECONDS)
     old, new = _leave_out(old, told), _leave_out(new, told)
-    needed |= list_needed(old, new, texts=False)
-    packs = space.choose_packs(parent.packs, old_entries) if parent is not None else []
-    if not _is_affordable(packs, old, new, needed):
+    files: tuple[Files, Files] | None = ({}, {})
+    if needed := list_needed(old, new, texts=False):
+        files = await _stage_files(run, checked, (old, new), needed, indexes if parent is not None else None)
+    if files is None:
         if not by_sandbox:
             return None
-        needed.clear()  # what the databases say is known: the others are counted as files
-        old, new = replace(old, units={}), replace(new, units={})
-    files = {}
-    if parent is not None and needed & old_entries.keys():
-        files = await space.advance(parent)
-    later, arrived = {}, checked.received_pack
-    if arrived.kept is not None and needed & checked.entries.keys() <= arrived.kept.wanted:
-        later = arrived.kept.read(manifest, checked.entries)
-    elif needed:
-        if arrived.pack.index.kind == "full":
-            space = Workspace(store, manifest.memory, run.scratch, holds, check=False)
-        later = await space.apply_pack(manifest, checked.entries, arrived.pack)
-    versions = Version(old.entries, old.units, files), Version(new.entries, new.units, later)
+        # What the databases say is known: the others are counted as files.
+        files, old, new = ({}, {}), replace(old, units={}), replace(new, units={})
+    versions = Version(old.entries, old.units, files[0]), Version(new.entries, new.units, files[1])
     return await run_in_thread(_compare, *versions, told, seconds=MOST_SECONDS)
+
+
+async def _read_parent(
+    run: ExportRun, checked: CheckedExport, parent: Manifest | None
+) -> tuple[Mapping[str, Entry], list[Index]]:
+    """Return what the parent has, and the indexes of its packs. Raise a ``SnapshotError``."""
+    if parent is None:
+        return {}, []
+    if checked.base is not None and parent.snapshot == checked.base.snapshot:
+        return checked.base_entries, checked.base_indexes
+    entries, indexes, _ = await fetch_entries(run.engine.repository.store, parent, run.scratch)
+    return entries, indexes
+
+
+async def _stage_files(
+    run: ExportRun, checked: CheckedExport, sides: tuple[Side, Side], needed: set[str], indexes: list[Index] | None
+) -> tuple[Files, Files] | None:
+    """Put the files that are needed of both sides on this machine; ``None`` if that is beyond the budget. ``indexes``: of
+    the packs of the earlier side; ``None`` if there is no such snapshot."""
+    from sidecar.records.workspace import Workspace  # late: mostly it is known without reading what differs
+
+    (old, new), arrived = sides, checked.received_pack
+    store, memory, holds = run.engine.repository.store, new.manifest.memory, needed.__contains__
+    space = Workspace(store, memory, run.scratch, holds, check=False, recalled=run.recalled)
+    packs = []
+    if indexes is not None:
+        space.add_indexes(old.manifest, indexes)
+        packs = space.choose_packs(old.manifest.packs, old.entries)
+    if not _is_affordable(packs, old, new, needed):
+        return None
+    files = await space.advance(old.manifest) if needed & old.entries.keys() else {}
+    if not needed & new.entries.keys():
+        return files, {}
+    if arrived.kept is not None and needed & new.entries.keys() <= arrived.kept.wanted:
+        return files, arrived.kept.read(new.manifest, checked.entries)
+    if arrived.pack.index.kind == "full":
+        space = Workspace(store, memory, run.scratch, holds, check=False)
+    return files, await space.apply_pack(new.manifest, checked.entries, arrived.pack)
 
 
 def _list_relevant(
@@ -129,7 +158,7 @@ def _take_told(checked: CheckedExport, new: Side) -> dict[str, dict[str, Counts]
         unit = new.units.get(path)
         if unit is None or any(spec.reader != "table" or spec.shared for _, spec in unit.sources):
             raise BadAnswer(f"The sandbox counted records in {path[:80]!r}, which has no tables to count.")
-        if not kinds.keys() <= unit.kinds or any(max(counted) > matching.MOST_COMPARED for counted in kinds.values()):
+        if not kinds.keys() <= unit.kinds or any(max(counted) > matches.MOST_COMPARED for counted in kinds.values()):
             raise BadAnswer(f"The sandbox counted records in {path[:80]!r} that cannot be there.")
         told[path] = {
             kind: Counts(added=added, changed=changed, removed=removed)
@@ -254,6 +283,6 @@ def _count_fresh(unit: Unit, version: Version, deadline: Deadline) -> dict[str, 
     """Count the records of files that were not there before. Raise ``Unreadable`` if there are too many to compare."""
     deadline.check()
     found = unit.count(version.files)
-    if found.total() > matching.MOST_COMPARED:
-        raise Unreadable(f"it holds more than {matching.MOST_COMPARED:,} records")
+    if found.total() > matches.MOST_COMPARED:
+        raise Unreadable(f"it holds more than {matches.MOST_COMPARED:,} records")
     return {kind: Counts(added=count) for kind, count in found.items() if count}

@@ -23,9 +23,8 @@ from datetime import UTC, datetime
 
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.run import ExportRun
-from sidecar.engine.sandbox.dialogue import redact
+from sidecar.engine.sandbox.dialogue import redact, report_findings
 from sidecar.engine.sandbox.identity import join_some
-from sidecar.engine.sandbox.reports import report_findings
 from sidecar.errors import SandboxNotAllowed, SidecarError, SnapshotDamaged, SnapshotNotFound, UnknownReason
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns

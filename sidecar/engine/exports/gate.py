@@ -20,7 +20,7 @@ from sidecar.ids import MemoryKeys
 from sidecar.policy.review import DECLINED, PENDING
 from sidecar.receipts import Accepted, Reason
 from sidecar.store.manifest import Manifest
-from sidecar.store.repository import Repository
+from sidecar.store.repository import Repository, Survey
 from sidecar.store.reviews import ACCEPTED, LONGEST_REASON, ReviewRow, Reviews, change_reviews, format_now, read_reviews
 
 GREW = "It grew out of {snapshot}, which {by} declined{why}."
@@ -31,7 +31,7 @@ UNREADABLE = "What was decided in reviews cannot be read, so this waits for one:
 async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, verdict: Verdict) -> Verdict:
     """Return the verdict on a snapshot that may become the head as far as guards go, after checks and review.
     ``manifest`` is the new one, or the stored one if nothing changed since."""
-    if not verdict.moves:
+    if not verdict.moves or not _is_watched(run, checked, manifest):
         return verdict
     reviews, problem = await _read_reviews(run)
     line, kept = _list_line(run, checked.answer), checked.arrived is None
@@ -41,8 +41,8 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
         if _is_due(run, row):
             return verdict  # whoever accepted it was killed before the head moved
         return _hold(verdict, Reason(code=PENDING, message=STALE.format(head=run.state.snapshot or "missing")))
-    if declined := next((one for one in line if one in reviews.declined), ""):
-        return _hold(verdict, Reason(code=DECLINED, message=_explain_decline(declined, manifest, reviews)))
+    if why := await _find_decline(run, manifest, reviews, line):
+        return _hold(verdict, Reason(code=DECLINED, message=why))
     if kept and reviews.is_pending(manifest):
         return _hold(verdict, Reason(code=PENDING, message=reviews.find_reason(manifest)))
     checks = [check for check in run.engine.checks if check.covers(run.request.memory)]
@@ -64,6 +64,14 @@ async def examine(run: ExportRun, checked: CheckedExport, manifest: Manifest, ve
     if problem:
         run.warnings.append(problem)
     return _hold(verdict, Reason(code=PENDING, message=told[:LONGEST_REASON]))
+
+
+def _is_watched(run: ExportRun, checked: CheckedExport, manifest: Manifest) -> bool:
+    """Whether there is anything to ask: checks or reviews in the config, decisions in the store, or a manifest that says
+    that it waits. If none of them, none of what ``examine`` asks has an answer."""
+    engine, decided = run.engine, MemoryKeys.of(run.request.memory).reviews in run.survey.sizes
+    waits = manifest.pending or (checked.base is not None and checked.base.pending)
+    return bool(engine.checks or engine.review.required or decided or waits)
 
 
 def _is_due(run: ExportRun, row: ReviewRow) -> bool:
@@ -88,17 +96,20 @@ async def find_hold(repository: Repository, manifest: Manifest) -> Reason | None
     return Reason(code=code, message=message) if code else None
 
 
-async def note_pending(run: ExportRun, manifest: Manifest, reason: str = "") -> None:
-    """List a snapshot among those that wait, before it is stored. ``reason``: why, if its manifest does not say."""
+async def note_pending(
+    repository: Repository, manifest: Manifest, survey: Survey | None = None, reason: str = ""
+) -> None:
+    """List a snapshot among those that wait, before it is stored. ``survey`` is what the memory has, if that is known;
+    ``reason``: why it waits, if its manifest does not say."""
     row = ReviewRow(decision=PENDING, at=format_now(), reason=reason)
 
     def change(reviews: Reviews) -> dict[str, ReviewRow]:
         return {} if manifest.snapshot in reviews.rows else {manifest.snapshot: row}
 
     try:
-        repository = run.engine.repository
         # Rows of snapshots that are gone are dropped, so it has to be known which are there: all of them.
-        there = run.survey.snapshots if run.survey.complete else await repository.list_snapshot_ids(manifest.memory)
+        complete = survey is not None and survey.complete
+        there = survey.snapshots if survey and complete else await repository.list_snapshot_ids(manifest.memory)
         await change_reviews(repository.store, manifest.memory, there, change)
     except SnapshotDamaged:
         if reason:
@@ -134,6 +145,26 @@ def _list_line(run: ExportRun, answer: ExportAnswer) -> list[str]:
     return line
 
 
+async def _find_decline(run: ExportRun, manifest: Manifest, reviews: Reviews, line: list[str]) -> str:
+    """Return why a snapshot counts as declined: it was, or one that it grew out of; "" if it does not. ``line`` has only
+    snapshots that are still there: of others, those that grew out of them tell."""
+    declined = reviews.declined
+    if not declined or not line:
+        return ""
+    if found := next((one for one in line if one in declined), ""):
+        return _explain_decline(found, manifest, reviews)
+    others = await run.engine.repository.manifests(manifest.memory, [one for one in line if one != manifest.snapshot])
+    for one in (manifest, *(others.get(snapshot) for snapshot in line)):
+        if not isinstance(one, Manifest):
+            continue
+        if one.parent in declined:
+            return _explain_decline(one.parent, manifest, reviews)
+        code, _, message = one.rejected.partition(": ")
+        if code == DECLINED and reviews.get_decision(one.snapshot) != ACCEPTED:
+            return message
+    return ""
+
+
 def _grew_from_pending(checked: CheckedExport, reviews: Reviews, line: list[str]) -> bool:
     """Whether it grew out of a snapshot that waits: by the memory's reviews, or by what its base says of itself."""
     base = checked.base
@@ -143,6 +174,7 @@ def _grew_from_pending(checked: CheckedExport, reviews: Reviews, line: list[str]
 
 
 def _explain_decline(declined: str, manifest: Manifest, reviews: Reviews) -> str:
+    """Return the words for a snapshot of which itself, or what it grew out of, was ``declined``."""
     row = reviews.rows[declined]
     by, why = make_printable(row.by) or "somebody", f": {make_printable(row.because)}" if row.because else ""
     if declined == manifest.snapshot:

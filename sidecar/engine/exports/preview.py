@@ -31,7 +31,7 @@ async def compare_sandbox(
     Raise a ``SidecarError``.
     """
     engine = replace(engine.narrow_to(request.memory), direct=False, reached=None)
-    counted = CountedSandbox(sandbox, engine.progress)
+    counted = CountedSandbox(sandbox, engine.progress, engine.may_use_folder)
     run = await begin_run(engine, counted, replace(request, trial=True), time.monotonic(), [])
     async with open_spool() as run.scratch, delete_unclaimed(engine.repository.store) as run.unclaimed:
         checked = await complete_part(run, await fetch_and_check(run, build_question(run)))

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from sidecar.engine.archives.notes import TarballNotes
-from sidecar.engine.sandbox.dialogue import redact
+from sidecar.engine.sandbox.dialogue import redact, report_databases, report_dropped, report_findings, report_skipped
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
-from sidecar.engine.sandbox.reports import report_databases, report_dropped, report_findings, report_skipped
 from sidecar.format.index import Entry, Index
 from sidecar.format.protocol import ExportAnswer, Identity
 from sidecar.format.roots import get_root, get_stem
@@ -77,6 +76,8 @@ class ExportRun(SandboxRun):
     """The head as it was read; after it was moved, the new one."""
     survey: Survey
     known: list[str]
+    gone: list[str]
+    """Declined snapshots that are not in the store any more. A sandbox may still have their contents."""
     presence: SandboxStatus
     answer: ExportAnswer | None = None
     """What the sandbox answered, once all that it brought was checked."""

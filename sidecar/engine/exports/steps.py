@@ -51,7 +51,8 @@ from sidecar.ports import Sandbox
 from sidecar.receipts import ExportOutcome, ExportReceipt, Reason
 from sidecar.store.manifest import Manifest
 from sidecar.store.marks import hold_packs
-from sidecar.store.repository import HeadState, Survey
+from sidecar.store.repository import HeadState, Repository, Survey
+from sidecar.store.reviews import read_reviews_or_none
 
 MOST_KNOWN = 100
 COLLECT_EVERY = 20
@@ -59,6 +60,7 @@ OVER = (
     "This memory needs {over:,} bytes more in the store than retention.memory_bytes allows ({most:,}): its head alone, and"
     " what is pinned or labelled to stay, are too much."
 )
+ASKED_SINCE = "It waits for a review: one is asked for since it was stored."
 FINISHED = "This call was sent before; the service ended before it could answer, and what it had stored counts."
 
 
@@ -70,7 +72,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
     """
     check_reasons(request.allow)
     engine = engine.narrow_to(request.memory)
-    counted, started = CountedSandbox(sandbox, engine.progress), time.monotonic()
+    counted, started = CountedSandbox(sandbox, engine.progress, engine.may_use_folder), time.monotonic()
     try:
         return await _run_export(await begin_run(engine, counted, request, started, []))
     except BaseCollected as problem:
@@ -117,7 +119,7 @@ async def begin_run(
     await engine.repository.check_new_memory(request.memory)
     choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
-    presence, (state, head, survey) = await gather(connect(counted), _open_memory(engine, request.memory))
+    presence, (state, head, survey, gone) = await gather(connect(counted), _open_memory(engine, request.memory))
     if not survey.snapshots:
         warnings = [*warnings, *await describe_new_store(engine, request.memory, state)]
     if not request.adopt and not request.trial:
@@ -137,6 +139,7 @@ async def begin_run(
         state=state,
         survey=survey,
         known=[*filter(None, [state.snapshot]), *survey.snapshots[:MOST_KNOWN]],
+        gone=gone,
         snapshot=snapshot,
         presence=presence,
         warnings=[*warnings, *filter(None, [state.notice]), *(f"Ignored: {problem}" for problem in refused)],
@@ -144,18 +147,22 @@ async def begin_run(
     )
 
 
-async def _open_memory(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None, Survey]:
-    """Return the head, its manifest, which says where the memory's roots were, and what the memory has. The manifest is
-    ``None`` if it cannot be read; a later step that needs it raises the error then."""
+async def _open_memory(engine: Engine, memory: str) -> tuple[HeadState, Manifest | None, Survey, list[str]]:
+    """Return the head, its manifest, which says where the memory's roots were, what the memory has, and the snapshots that
+    were declined and are gone. The manifest is ``None`` if it cannot be read; a later step that needs it raises the error
+    then."""
     repository = engine.repository
     state, survey = await repository.open(memory)
     if engine.limits.memory_bytes and not survey.complete:
         survey = await repository.survey(memory)  # all of it counts
     state = await repository.add_store_id(state)
+    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
+    gone = sorted(reviews.declined.difference(survey.snapshots), reverse=True)[:MOST_KNOWN]
     try:
-        return state, await repository.manifest(memory, state.snapshot, survey) if state.snapshot else None, survey
+        head = await repository.manifest(memory, state.snapshot, survey) if state.snapshot else None
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
-        return state, None, survey  # a later step that needs it raises
+        head = None  # a later step that needs it raises
+    return state, head, survey, gone
 
 
 async def _count_changes(
@@ -174,8 +181,8 @@ def build_question(run: ExportRun) -> ExportQuestion:
         memory=request.memory,
         snapshot=run.snapshot,
         key=build_memory_key(request.memory),
-        known=run.known,
-        unusable=sorted(run.survey.damaged),
+        known=[*run.known, *run.gone],
+        unusable=sorted({*run.survey.damaged, *run.gone}),
         identity=run.identity,
         layouts=layouts,
         limits=encode_limits(engine.limits, layouts, compute_room_left(engine, run.survey.sizes)),
@@ -243,7 +250,7 @@ async def _finish_unchanged(run: ExportRun, checked: CheckedExport) -> ExportRec
         return replace(receipt, warnings=[*receipt.warnings, earlier])
     if verdict.reason is not None and verdict.is_pending:
         await run.engine.repository.raise_head(base.memory)
-        await note_pending(run, base, "" if base.pending else verdict.reason.message)
+        await note_pending(run.engine.repository, base, run.survey, "" if base.pending else verdict.reason.message)
         return run.receipt(ExportOutcome.PENDING, base, verdict.reason)
     if verdict.reason is not None:
         run.warnings += await note_refusal(run, answer, verdict, base.snapshot)
@@ -304,13 +311,24 @@ async def _collect(run: ExportRun, *, ruled: bool) -> None:
         await repository.store.sweep(keys.prefix, older_than=run.survey.now - retention.grace_seconds)
 
 
+async def _was_to_move(repository: Repository, manifest: Manifest, state: HeadState) -> bool:
+    """Whether a stored snapshot was made to replace this head. Made for the first head of all it has no generation, and
+    then it cannot be told from one that diverged, except by what else there is."""
+    if manifest.parent != state.snapshot or state.problem:
+        return False
+    if state.head is not None:
+        return bool(manifest.generation)
+    first = await repository.rebuild_head(manifest.memory)
+    return first is None or first.snapshot == manifest.snapshot
+
+
 async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str) -> ExportReceipt | None:
     """Finish an export that was stored before its process died, and return its receipt; ``None`` if it was not stored.
     Figures that only the original export knew are missing in the receipt.
 
     If it was stored but the head was not moved yet, the head is moved now, provided that it was meant to: a snapshot
     that was to stand beside the head has no generation, and of one that waits for a review or was declined meanwhile the
-    reviews tell.
+    reviews tell. If a review is asked for by now, it waits for one.
     """
     repository = engine.repository
     try:
@@ -324,14 +342,19 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
         outcome = ExportOutcome.PENDING if reason.code == PENDING else ExportOutcome.REJECTED
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome, reason = ExportOutcome.COMMITTED, None
-    elif reason is None and manifest.parent == state.snapshot and (manifest.generation or state.head is None):
+    elif reason is None and await _was_to_move(repository, manifest, state):
         try:
             await hold_packs(repository.store, manifest)
         except BaseCollected:
             # A pack of its base was collected, and the process died before it noticed: it is exported again.
             await repository.store.delete([MemoryKeys.of(memory).snapshot(snapshot)])
             return None
-        outcome, state = await advance_head(engine, manifest, state, moves=True)
+        if engine.review.covers(memory):
+            outcome, reason = ExportOutcome.PENDING, Reason(code=PENDING, message=ASKED_SINCE)
+            state = await repository.raise_head(memory)
+            await note_pending(repository, manifest, reason=reason.message)
+        else:
+            outcome, state = await advance_head(engine, manifest, state, moves=True)
     return ExportReceipt(
         outcome=outcome,
         memory=memory,

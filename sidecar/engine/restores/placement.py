@@ -9,10 +9,9 @@ from dataclasses import field, replace
 from sidecar.engine.core import new_upload_path
 from sidecar.engine.restores.run import RestoreRun
 from sidecar.engine.restores.source import ReadySnapshot
-from sidecar.engine.sandbox.delivery import CarriedParts
+from sidecar.engine.sandbox.delivery import CarriedParts, build_program, build_rules
 from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
-from sidecar.engine.sandbox.package import build_program, build_rules
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
 from sidecar.format.protocol import (
     BriefFile,

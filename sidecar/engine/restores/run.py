@@ -7,10 +7,9 @@ import time
 from dataclasses import field, replace
 
 from sidecar.engine.restores.choice import LATEST
-from sidecar.engine.sandbox.dialogue import redact
+from sidecar.engine.sandbox.dialogue import redact, report_aside, report_databases, report_skipped, report_withheld
 from sidecar.engine.sandbox.identity import describe_other_home
 from sidecar.engine.sandbox.presence import SandboxRun
-from sidecar.engine.sandbox.reports import report_aside, report_databases, report_skipped, report_withheld
 from sidecar.format.protocol import RestoreAnswer
 from sidecar.host.values import dataclass
 from sidecar.ids import build_memory_key

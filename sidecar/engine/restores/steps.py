@@ -50,7 +50,7 @@ async def restore(
 
         check_only(request.only, request.mode, engine.layouts)
         request = replace(request, read_only=True)
-    counted = CountedSandbox(sandbox, engine.progress)
+    counted = CountedSandbox(sandbox, engine.progress, engine.may_use_folder)
     run = RestoreRun(engine=engine, target=sandbox, sandbox=counted, request=request, started=time.monotonic())
     try:
         if engine.direct and source is None and not request.only:

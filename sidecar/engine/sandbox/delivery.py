@@ -4,23 +4,30 @@ runs it, and frames the answer.
 What a command brings is packed in one piece: the request and, if the sandbox lacks them, the rules and the program. A
 short request is in the command itself. The rest is in the environment, or in an uploaded file if it is too long for
 that, or if the environment did not arrive.
+
+The rules and the program are kept by the sandbox, each named by its hash. The program is a package: a zip of the modules
+of ``sidecar.format`` and ``sidecar.program`` as they are. Nothing in it is compressed, so that the same modules make the
+same bytes wherever it is built; it is compressed as a whole on its way.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
+import io
 import json
 import re
 import secrets
 import shlex
+import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
-from sidecar.engine.sandbox.package import ROOT, Part, list_modules
 from sidecar.errors import BadAnswer
 from sidecar.format.protocol import (
     NEED_PROGRAM,
@@ -33,11 +40,18 @@ from sidecar.format.protocol import (
     OutgoingPart,
     Request,
     RestoreQuestion,
+    Rules,
     SendQuestion,
     encode,
 )
 from sidecar.host.values import dataclass
+from sidecar.layouts import Layout
 from sidecar.program.parts import LONGEST, PROGRAM
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("format", "program")
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest that a zip can say."""
 
 UNSUITABLE = 97
 """Exit code of the bootstrap if this Python cannot run the program: too old, or without sqlite3."""
@@ -100,6 +114,46 @@ code = main(nonce, request, rules, package)
 sys.stdout.flush()
 os._exit(code)
 """
+
+
+class Part:
+    """Something that a sandbox keeps, and its name there."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.sha256 = hashlib.sha256(data).hexdigest()
+
+    @functools.cached_property
+    def packed(self) -> bytes:
+        """The part as it travels."""
+        return zlib.compress(self.data, 9)
+
+
+@functools.cache
+def build_program() -> Part:
+    """Return the package with the program. It is built once, when it is first needed."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as package:
+        for path in list_modules():
+            member = zipfile.ZipInfo(path.relative_to(ROOT.parent).as_posix(), _NO_TIME)
+            member.create_system, member.external_attr = 3, 0o644 << 16  # as on Unix, also where it is built elsewhere
+            package.writestr(member, path.read_bytes())
+    return Part(target.getvalue())
+
+
+def list_modules() -> list[Path]:
+    """List the files of the program's modules, in a stable order."""
+    return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+
+
+def build_rules(layouts: Iterable[Layout]) -> Part:
+    """Return the rules with these layouts: all that the sidecar knows."""
+    return _make_part(Rules([layout.for_sandbox() for layout in layouts]).encode())
+
+
+@functools.lru_cache(maxsize=8)
+def _make_part(data: bytes) -> Part:
+    return Part(data)
 
 
 def _list_installed() -> list[tuple[str, int, int]]:

@@ -1,9 +1,10 @@
-"""Send questions to the in-sandbox program, and parse its answers as untrusted input."""
+"""Send questions to the in-sandbox program, and parse its answers as untrusted input. What they say is redacted on its way
+into a receipt."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,9 +12,8 @@ import msgspec
 
 from sidecar.engine.core import CountedSandbox, new_upload_path
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.delivery import CarriedParts, Load
-from sidecar.engine.sandbox.package import Part, build_program
-from sidecar.engine.sandbox.refusals import REFUSALS
+from sidecar.engine.sandbox.delivery import CarriedParts, Load, Part, build_program
+from sidecar.engine.sandbox.refusals import HINTS, REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.format.protocol import (
     MOST_DATABASES,
@@ -27,15 +27,19 @@ from sidecar.format.protocol import (
     AllowedPaths,
     Answer,
     AnyQuestion,
+    DroppedPath,
     ExportAnswer,
     ExportQuestion,
     FilesAside,
     FoundDatabase,
+    PrivateFinding,
     ProgramError,
     RestoreAnswer,
     RestoreQuestion,
+    SkippedPath,
     TidyQuestion,
     UnsavedMemory,
+    WithheldRoot,
     decode_rules,
 )
 from sidecar.format.roots import get_root, get_stem
@@ -45,6 +49,7 @@ from sidecar.program.notes import LONGEST_LINEAGE, MOST_PATTERNS, MOST_ROOTS, MO
 from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
+from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
 
 ANSWER_ALLOWANCE = 8 << 20
 """The longest answer accepted: more than all lists of an answer together. The longest list is that of dropped files."""
@@ -73,27 +78,6 @@ BOUNDS: dict[type, dict[str, int]] = {
 """How long the texts, lists and tables of an answer may be, by field. All others are bounded by the whole answer."""
 ANY_NUMBER = {(FoundDatabase, "schema")}
 """Numbers that may be negative. All others are counts."""
-HINTS = {
-    "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
-    "disk-full": "Free some space in the sandbox; a copy of its databases must fit. The head did not move.",
-    "sandbox-busy": "Wait until the other export or restore is done, then try again.",
-    "tar-failed": "Look at what it names, or put a python3 into the sandbox. The head did not move.",
-    "unreadable": "Run the sandbox's commands as the user who owns the memory.",
-    "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
-    "other-part": "Use a fresh sandbox for a worker, or say --discard. What is there is as it was.",
-    "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",
-    "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
-    "root-outside": "Put it into the sandbox's home, name the folder with --project, or allow it: [service] local_roots in the"
-    " config. Nothing was changed.",
-    "root-overlaps": "Look who made it lead there: it must not. Nothing was changed.",
-    "memory-changed": "Something writes to the memory; stop it or try again. The memory there is as it was.",
-    "set-aside-full": "Move it away or say --discard, then restore again. The memory there is as it was.",
-    "journal-damaged": "Remove ~/.cache/memory-sidecar in that sandbox, once nothing runs there. Nothing was changed.",
-    "other-protocol": "Restart the sidecar: it was updated while it ran, and the program in the sandbox is of another version.",
-    "unknown-layout": "Use the config file with which this memory was exported.",
-}
-
-
 A = TypeVar("A", bound=Answer)
 
 
@@ -309,3 +293,30 @@ def build_error(trouble: ProgramError) -> SidecarError:
     failure = ProgramFailed(message, code=code, hint=HINTS.get(code, ""))
     failure.retryable = trouble.retryable
     return failure
+
+
+def report_skipped(rows: Iterable[SkippedPath]) -> list[Skip]:
+    return [Skip(path=redact(row.path), reason=row.reason) for row in rows]
+
+
+def report_dropped(rows: Iterable[DroppedPath]) -> list[Drop]:
+    return [Drop(path=redact(row.path), bytes=row.bytes, tier=row.tier, reason=row.reason) for row in rows]
+
+
+def report_findings(rows: Iterable[PrivateFinding]) -> list[Finding]:
+    return [
+        Finding(path=redact(row.path), name=row.name, action=row.action, line=row.line, column=row.column, row=row.row)
+        for row in rows
+    ]
+
+
+def report_databases(rows: Iterable[FoundDatabase]) -> list[DatabaseReport]:
+    return [DatabaseReport(path=redact(row.path), method=row.method, check=row.check) for row in rows]
+
+
+def report_withheld(rows: Iterable[WithheldRoot]) -> list[Withheld]:
+    return [Withheld(name=row.name, hint=redact(row.hint), files=row.files) for row in rows]
+
+
+def report_aside(row: FilesAside) -> SetAside:
+    return SetAside(path=redact(row.path), files=row.files, bytes=row.bytes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.sandbox.delivery import build_rules
 from sidecar.engine.sandbox.dialogue import Asking, ask
-from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.sandbox.presence import connect
 from sidecar.errors import ProgramFailed
 from sidecar.format.protocol import Amount, LookAnswer, LookQuestion, SeenRoot
@@ -45,7 +45,7 @@ async def inspect_sandbox(
         layouts=[layout.name for layout in choose_layouts(layouts, engine.layouts)],
         projects=None if projects is None else list(projects),
     )
-    counted = CountedSandbox(sandbox, engine.progress)
+    counted = CountedSandbox(sandbox, engine.progress, engine.may_use_folder)
     await connect(counted)
     how = Asking(timeout=engine.timing.command, rules=build_rules(engine.layouts.values()))
     answer, _ = await ask(counted, question, LookAnswer, how)

@@ -13,9 +13,9 @@ from dataclasses import field
 from typing import Protocol
 
 from sidecar.engine.core import CountedSandbox, Engine
+from sidecar.engine.sandbox.delivery import build_rules
 from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, Asking, ask, parse_answer
 from sidecar.engine.sandbox.links import NotDirect
-from sidecar.engine.sandbox.package import build_rules
 from sidecar.engine.shell.scripts import build_tidy_script
 from sidecar.errors import (
     LimitExceeded,

@@ -40,3 +40,22 @@ REFUSALS = {
     "upload-damaged": "What was uploaded to the sandbox is not there or differs.",
     "worker-running": "A process has the memory open and did not stop.",
 }
+HINTS = {
+    "database-busy": "Something writes to this database without a pause; stop it or try again. The head did not move.",
+    "disk-full": "Free some space in the sandbox; a copy of its databases must fit. The head did not move.",
+    "sandbox-busy": "Wait until the other export or restore is done, then try again.",
+    "tar-failed": "Look at what it names, or put a python3 into the sandbox. The head did not move.",
+    "unreadable": "Run the sandbox's commands as the user who owns the memory.",
+    "worker-running": "Stop the process that has the memory open, then restore again. The memory there is as it was.",
+    "other-part": "Use a fresh sandbox for a worker, or say --discard. What is there is as it was.",
+    "plugin-older": "Update the plugin in the sandbox, or say --force. The memory there is as it was.",
+    "in-the-way": "Move it away or choose another --project, then restore again. The memory there is as it was.",
+    "root-outside": "Put it into the sandbox's home, name the folder with --project, or allow it: [service] local_roots in the"
+    " config. Nothing was changed.",
+    "root-overlaps": "Look who made it lead there: it must not. Nothing was changed.",
+    "memory-changed": "Something writes to the memory; stop it or try again. The memory there is as it was.",
+    "set-aside-full": "Move it away or say --discard, then restore again. The memory there is as it was.",
+    "journal-damaged": "Remove ~/.cache/memory-sidecar in that sandbox, once nothing runs there. Nothing was changed.",
+    "other-protocol": "Restart the sidecar: it was updated while it ran, and the program in the sandbox is of another version.",
+    "unknown-layout": "Use the config file with which this memory was exported.",
+}

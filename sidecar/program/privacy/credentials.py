@@ -17,7 +17,7 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Pattern, Sequ
 from sidecar.program.privacy.expressions import Expression
 from sidecar.program.privacy.kinds import ENDS, LENGTHS, TOKENS
 
-VERSION = 5
+VERSION = 6
 LONGEST_KEY = 128 * 1024
 HOLD = LONGEST_KEY + 32 * 1024
 """No credential is longer: this many bytes are held back until it is known what follows them."""
@@ -477,6 +477,15 @@ def may_hold(data: bytes, rules: Rules = ()) -> bool:
             if examine(data, at) is not None:
                 return True
     return bool(rules) and next(_find_by_rules(data, rules), None) is not None
+
+
+def has_traces(data: bytes, rules: Rules = ()) -> bool:
+    """Return whether the data contains what a credential is found by. Without it there is none in any part of the data,
+    wherever that begins and ends."""
+    if any(has_candidate(data, anchor, expression) for anchor, expression, _ in _SEARCHES):
+        return True
+    small = data.lower() if rules else b""
+    return any(rule.keyword in small for rule in rules)
 
 
 def choose_spans(spans: Iterable[Span]) -> List[Span]:

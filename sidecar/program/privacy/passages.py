@@ -80,6 +80,11 @@ def may_hold(data: bytes) -> bool:
     )
 
 
+def has_traces(data: bytes) -> bool:
+    """Return whether the data contains an opening tag, in quotes or not."""
+    return any(_compile(tag).search(data) is not None for tag in (_PLAIN, _AS_JSON))
+
+
 def _is_quoted(before: bytes, data: bytes, end: int) -> bool:
     """Return whether a tag that ends at ``end``, and has this before it, is in quotes."""
     quote = _compile(_QUOTE).match(data, end) if before.endswith((b'"', b"'", b"`")) else None

@@ -205,7 +205,8 @@ class Screen:
             return None
         from sidecar.program.sqlite import pages
 
-        return partial(pages.may_concern, copy, policy.may_concern, None)
+        looks = pages.Looks(policy.may_concern, policy.has_traces)
+        return partial(pages.may_concern, copy, looks, None)
 
     def database(
         self, found: FoundPath, copy: CheckedCopy, contents: reader.Contents, sound: bool, fresh: bool, before: bool

@@ -65,6 +65,16 @@ class PrivacyPolicy(NamedTuple):
                 return True
         return self.credentials != OFF and credentials.may_hold(data, self.rules)
 
+    def has_traces(self, data: bytes) -> bool:
+        """Return whether these bytes contain what ``may_concern`` goes by. Without it that finds nothing in any part of
+        them, wherever the part begins and ends."""
+        if self.remove and any(credentials.has_candidate(data, *tag) for tag in _TAGS):
+            from sidecar.program.privacy import passages
+
+            if passages.has_traces(data):
+                return True
+        return self.credentials != OFF and credentials.has_traces(data, self.rules)
+
     def may_begin(self, data: bytes) -> bool:
         """Return whether something begins in these bytes that may be told by what is far behind it: a private passage, a
         private key."""

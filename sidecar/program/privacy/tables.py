@@ -76,11 +76,12 @@ def scrub(
         return False
     anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
     if not anew:
-        holds = look() if look is not None else None
-        if not (pages.may_concern(place, policy.may_concern, changed) if holds is None else holds):
+        holds, looks = look() if look is not None else None, pages.Looks(policy.may_concern, policy.has_traces)
+        if not (pages.may_concern(place, looks, changed) if holds is None else holds):
             return False
     try:
-        remains = policy.strict and pages.has_remains(place, policy.without_warnings.may_concern)
+        strictly = policy.without_warnings
+        remains = policy.strict and pages.has_remains(place, pages.Looks(strictly.may_concern, strictly.has_traces))
         cleaning = _Cleaner(place, policy, remains, anew)
         changed_it = remains or anew or cleaning.taken != [0, 0]
         if changed_it:
@@ -260,13 +261,13 @@ class _Cleaner:
 
 def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
     """Return how to select rows of a table: by rowid, else by its primary key."""
-    columns, primary = [], []
+    columns, primary, named = [], [], set()
     for row in connection.execute("PRAGMA table_xinfo(%s)" % _quoted(name)):
+        named.add(row[1].lower())
         if row[6] == 0:
             columns.append(row[1])
         if row[5]:
             primary.append((row[5], _quoted(row[1])))
-    named = {column.lower() for column in columns}
     for alias in ("rowid", "_rowid_", "oid"):
         if alias in named:
             continue
@@ -279,15 +280,20 @@ def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
 
 
 def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPolicy) -> Iterator[_Hit]:
-    """Yield where in a table something is to be done. Most rows have no finding, so rows are examined in batches."""
+    """Yield where in a table something is to be done. Most rows have no finding, so rows are examined in batches.
+
+    Together they are only searched for traces: whether there is a finding depends on where a value begins and ends.
+    """
     if not table.columns:
         return
     query = "SELECT %s FROM %s" % (", ".join(table.keys + [_quoted(one) for one in table.columns]), _quoted(table.name))
     cursor, width = connection.execute(query), len(table.keys)
     for rows in iter(lambda: cursor.fetchmany(ROWS), []):
-        if not policy.may_concern(b"\0".join(one for row in rows for one in row[width:] if isinstance(one, bytes))):
+        if not policy.has_traces(b"\0".join(one for row in rows for one in row[width:] if isinstance(one, bytes))):
             continue
         for row in rows:
+            if not policy.has_traces(b"\0".join(one for one in row[width:] if isinstance(one, bytes))):
+                continue
             for column, value in zip(table.columns, row[width:]):
                 if isinstance(value, bytes) and policy.may_concern(value):
                     if not width:

@@ -4,7 +4,8 @@ A value that does not fit into a page continues in a chain of overflow pages, so
 chain is joined again here. Given the numbers of the changed pages, only those and the chains that begin there are read.
 
 The rules come from https://www.sqlite.org/fileformat2.html, cited below by section: 1.3 The Database Header, 1.4 The
-Lock-Byte Page, 1.5 The Freelist, 1.6 B-tree Pages, 1.7 Cell Payload Overflow Pages, 1.8 Pointer Map or Ptrmap Pages.
+Lock-Byte Page, 1.5 The Freelist, 1.6 B-tree Pages, 1.7 Cell Payload Overflow Pages, 1.8 Pointer Map or Ptrmap Pages,
+2.1 Record Format.
 All integers are big-endian, and pages are numbered from 1. Anything that contradicts them raises ``UnexpectedPage``
 before a byte is changed.
 """
@@ -34,6 +35,14 @@ WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 Look = Callable[[bytes], bool]
 
 
+class Looks(NamedTuple):
+    """What is looked for. Values stand in a page without anything between them, so what ``look`` finds in a value it may
+    not find in a page; but ``traces`` then finds traces of it there."""
+
+    look: Look
+    traces: Look
+
+
 class UnexpectedPage(Exception):
     """The pages are not what the file format allows: use SQLite itself instead."""
 
@@ -46,6 +55,19 @@ class Cell(NamedTuple):
     size: int
     overflow: int
     """The first overflow page; 0 if there is none."""
+
+
+class _Piece(NamedTuple):
+    """Bytes that are looked through: a page, or a whole record (then ``number`` is 0). ``idle``: it contains no value, or
+    only a part of one."""
+
+    data: bytes
+    number: int
+    idle: bool
+
+
+# The sizes of values by their types, from 0 to 11 (section 2.1); 10 and 11 are not used.
+_SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0)
 
 
 class Pages:
@@ -75,11 +97,10 @@ class Pages:
         if number % (WINDOW // self.size) == 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._data.madvise(mmap.MADV_DONTNEED)
 
-    def may_concern(self, look: Look, changed: Iterable[int] | None) -> bool:
-        """Return whether ``look`` finds something on these pages (``None``: on all), or if that cannot be determined."""
-        look = self.adapt_look(look)
+    def may_concern(self, looks: Looks, changed: Iterable[int] | None) -> bool:
+        """Return whether something is found on these pages (``None``: on all), or if that cannot be determined."""
         numbers = range(1, self.count + 1) if changed is None else changed
-        batch: List[bytes] = []
+        batch: List[_Piece] = []
         idle, seen = self._list_unused_pages(), set()  # type: Tuple[Set[int], Set[int]]
         others: List[int] = []
         weight = 0
@@ -90,11 +111,12 @@ class Pages:
             if number not in idle and page[100 if number == 1 else 0] not in BTREE:
                 others.append(number)
                 continue
-            for piece in [page] if number in idle else self._iterate_texts(number, page, seen):
+            pieces = [_Piece(page, number, True)] if number in idle else self._iterate_pieces(number, page, seen)
+            for piece in pieces:
                 batch.append(piece)
-                weight += len(piece)
+                weight += len(piece.data)
             if weight > BATCH:
-                if look(b"\0".join(batch)):
+                if self._concerns(looks, batch):
                     return True
                 batch, weight = [], 0
         for number in others:
@@ -102,8 +124,34 @@ class Pages:
                 continue
             if changed is not None:
                 return True  # part of a value that begins on an unchanged page, so it cannot be read alone
-            batch.append(self.read_page(number))
-        return look(b"\0".join(batch))
+            batch.append(_Piece(self.read_page(number), number, True))
+        return self._concerns(looks, batch)
+
+    def has_remains(self, looks: Looks) -> bool:
+        """Return whether something is found in unused bytes. Raise UnexpectedPage."""
+        if any(map(self.adapt_look(looks.look), _iterate_batches(self._data, self.iterate_slack()))):
+            return True
+        for number in self._read_free_list()[1]:
+            self.give_back(number)
+            if 0 < number <= self.count and self._concerns(looks, [_Piece(self.read_page(number), number, True)]):
+                return True
+        return False
+
+    def _concerns(self, looks: Looks, batch: List[_Piece]) -> bool:
+        """Return whether something is found in these pieces: in their bytes, gaps included, or in one of their values."""
+        traces = self.adapt_look(looks.traces)
+        whole = b"\0".join([piece.data for piece in batch])
+        if not traces(whole):
+            return False
+        if self.adapt_look(looks.look)(whole):
+            return True
+        return any(
+            any(map(looks.look, self._split_record(record)))
+            for piece in batch
+            if traces(piece.data)
+            for record in self._iterate_records(piece)
+            if traces(record)
+        )
 
     def find_rowids(self, changed: Iterable[int]) -> Optional[Set[int]]:
         """Return the rowids on these pages, of any table, and of the values that continue on them; ``None`` if one of
@@ -140,12 +188,55 @@ class Pages:
 
         return wide
 
-    def _iterate_texts(self, number: int, page: bytes, seen: Set[int]) -> Iterator[bytes]:
-        """Yield a page, and the joined values that continue in overflow pages."""
-        yield page
+    def _iterate_pieces(self, number: int, page: bytes, seen: Set[int]) -> Iterator[_Piece]:
+        """Yield a page, and the joined records that continue in overflow pages."""
+        yield _Piece(page, number, False)
         for cell in self.iterate_cells(number, page):
             if cell.overflow:
-                yield b"".join(self._iterate_chain(page, cell, seen))
+                yield _Piece(b"".join(self._iterate_chain(page, cell, seen)), 0, False)
+
+    def _iterate_records(self, piece: _Piece) -> Iterator[bytes]:
+        """Yield the records in the cells of a page, or what of them is on it. Raise UnexpectedPage."""
+        if not piece.number:
+            yield piece.data
+            return
+        page, head = piece.data, 100 if piece.number == 1 else 0
+        kind = page[head]
+        if kind not in (INDEX_INTERIOR, INDEX_LEAF, TABLE_LEAF):
+            return
+        count = int.from_bytes(page[head + 3 : head + 5], "big")
+        pointers, skip = (head + 12, 4) if kind == INDEX_INTERIOR else (head + 8, 0)
+        try:
+            for place in range(pointers, pointers + 2 * count, 2):
+                size, at = read_varint(page, (page[place] << 8 | page[place + 1]) + skip)
+                if kind == TABLE_LEAF:
+                    _, at = read_varint(page, at)
+                yield page[at : at + size]
+        except IndexError:
+            if not piece.idle:
+                raise UnexpectedPage from None
+
+    def _split_record(self, record: bytes) -> List[bytes]:
+        """Return the texts and blobs of a record, texts as UTF-8.
+
+        A record begins with the size of its header and the types of its values, all varints (section 2.1). What of it is
+        in other pages is missing, or all if this is no record.
+        """
+        values: List[bytes] = []
+        try:
+            start, at = read_varint(record, 0)
+            end = start
+            while at < end:
+                kind, at = read_varint(record, at)
+                size = (kind - 12) // 2 if kind >= 12 else _SIZES[kind]
+                value = record[start : start + size] if kind >= 12 else b""
+                if value:
+                    wide = self._encoding and kind % 2
+                    values.append(value.decode(self._encoding, "replace").encode() if wide else value)
+                start += size
+        except IndexError:
+            pass
+        return values
 
     def iterate_cells(self, number: int, page: bytes) -> Iterator[Cell]:
         """Yield the cells of a b-tree page that continue in overflow pages. Raise UnexpectedPage."""
@@ -319,14 +410,14 @@ def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, in
         hole = following
 
 
-def may_concern(place: str, look: Look, changed: Iterable[int] | None) -> bool:
-    """Return whether ``look`` finds something on these pages of a database (``None``: on all), or if that cannot be
+def may_concern(place: str, looks: Looks, changed: Iterable[int] | None) -> bool:
+    """Return whether something is found on these pages of a database (``None``: on all), or if that cannot be
     determined."""
     if os.path.getsize(place) < SMALLEST:
         return False
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return Pages(data).may_concern(look, changed)
+            return Pages(data).may_concern(looks, changed)
         except UnexpectedPage:
             return True
 
@@ -340,11 +431,10 @@ def find_rowids(place: str, changed: Iterable[int]) -> Optional[Set[int]]:
             return None
 
 
-def has_remains(place: str, look: Look) -> bool:
-    """Return whether ``look`` finds something in the unused bytes of a database. Raise UnexpectedPage."""
+def has_remains(place: str, looks: Looks) -> bool:
+    """Return whether something is found in the unused bytes of a database. Raise UnexpectedPage."""
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        database = Pages(data)
-        return any(map(database.adapt_look(look), _iterate_batches(data, database.iterate_slack())))
+        return Pages(data).has_remains(looks)
 
 
 def clear_unused(place: str) -> None:

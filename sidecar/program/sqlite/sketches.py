@@ -129,18 +129,21 @@ def _update_rows(
     connection: sqlite3.Connection, table: Dict[str, Any], old: Rows, touched: Set[int], most: int
 ) -> Rows:
     """Return the rows of a table: those of ``old`` that are still there, but for the ``touched``, which are read."""
-    there = [row[0] for row in connection.execute("SELECT rowid FROM %s LIMIT %d" % (_quote(table["table"]), most + 1))]
+    name = _quote(table["table"])
+    rowids = "SELECT %s FROM %s LIMIT %d" % (_choose_rowid(connection, name), name, most + 1)
+    there = [row[0] for row in connection.execute(rowids)]
     read = [rowid for rowid in there if rowid in touched or rowid not in old]
     rows = {rowid: old[rowid] for rowid in there if rowid in old}
     for at in range(0, len(read), ROWS_AT_ONCE):
         some = ", ".join(map(str, read[at : at + ROWS_AT_ONCE]))
-        rows.update(_read_rows(connection, table, "WHERE rowid IN (%s)" % some))
+        rows.update(_read_rows(connection, table, "WHERE {rowid} IN (%s)" % some))
     return rows
 
 
 def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], which: str) -> Iterator[Tuple[int, bytes]]:
-    """Yield rows of a plain table."""
+    """Yield rows of a plain table; ``{rowid}`` in ``which`` stands for its rowid."""
     name = _quote(table["table"])
+    rowid = _choose_rowid(connection, name)
     there = {row[1] for row in connection.execute("PRAGMA table_info(%s)" % name)}
     wanted = list(dict.fromkeys(table["contents"] + [column for key in table["key"] for column in key]))
     chosen = [next((one for one in column.split("|") if one in there), "") for column in wanted]
@@ -149,11 +152,21 @@ def _read_rows(connection: sqlite3.Connection, table: Dict[str, Any], which: str
     values = ["substr(CAST(%s AS BLOB), 1, %d)" % (_quote(one), LARGEST_VALUE) if one else "NULL" for one in chosen]
     contents = [1 + wanted.index(column) for column in table["contents"]]
     keys = [[1 + wanted.index(column) for column in key] for key in table["key"]]
-    select = "SELECT rowid, %s FROM %s %s" % (", ".join(values), name, which)
+    select = "SELECT %s, %s FROM %s %s" % (rowid, ", ".join(values), name, which.format(rowid=rowid))
     for row in connection.execute(select):
         digest = _digest([row[number] for number in contents])
         identity = next((key for key in keys if all(row[number] for number in key)), None)
         yield row[0], (digest if identity is None else _digest([row[number] for number in identity])) + digest
+
+
+def _choose_rowid(connection: sqlite3.Connection, name: str) -> str:
+    """Return a name for a table's rowid: one that none of its columns has, generated ones included, for that would be
+    meant then. Raise ValueError if they have all of them."""
+    taken = {row[1].lower() for row in connection.execute("PRAGMA table_xinfo(%s)" % name)}
+    for rowid in ("rowid", "_rowid_", "oid"):
+        if rowid not in taken:
+            return rowid
+    raise ValueError("its rows have no number")
 
 
 def _quote(name: str) -> str:

@@ -23,7 +23,7 @@ from sidecar.format.patterns import compile_patterns
 from sidecar.format.roots import split_number
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout, Pointer, find_spec
-from sidecar.layouts.reading import DATE, BriefStep
+from sidecar.layouts.briefs import DATE, BriefStep
 from sidecar.layouts.sources import MESSAGE, RecordSpec
 from sidecar.program.limits.tiers import COLD, HOT, TIERS, WARM, TierRules
 from sidecar.program.privacy.passages import PrivateFilter, is_json

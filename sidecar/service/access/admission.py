@@ -36,6 +36,13 @@ class Admission:
         if not caller.may_use_sandbox(name) or not all(map(caller.covers, self._list_memories(name))):
             raise AccessDenied(NOT_THAT_SANDBOX)
 
+    def may_use_folder(self, caller: Caller, folder: str) -> bool:
+        """Whether a caller's sandbox on this machine may have a project in this folder outside of it, or a link to it: a
+        sandbox there would be the caller's too."""
+        name = f"local:{folder}"
+        mine = caller.may_use_sandbox(name) or caller.may_use_sandbox(f"{name}/")
+        return mine and all(map(caller.covers, self._list_memories(name)))
+
     async def check_quotas(self, caller: Caller, memory: str, added: int = 0) -> None:
         """Raise ``QuotaBytes`` or ``QuotaMemories`` if a caller may store no more."""
         await self.usage.check(caller, memory, added)
@@ -46,4 +53,5 @@ class Admission:
         if caller is None or not caller.id:
             return engine
         charge: Callable[[str, int], Awaitable[None]] = partial(self.usage.charge, caller)
-        return replace(engine, view=caller if caller.restricted else None, charge=charge)
+        view, may_use_folder = caller if caller.restricted else None, partial(self.may_use_folder, caller)
+        return replace(engine, view=view, charge=charge, may_use_folder=may_use_folder)

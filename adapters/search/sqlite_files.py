@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from adapters.search.embedded_schema import FORMAT, create_tables, has_tables
+from adapters.search.sqlite_schema import FORMAT, create_tables, has_tables
 from sidecar.errors import (
     IndexReset,
     SearchBusy,

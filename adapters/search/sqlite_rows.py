@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Sequence
 
-from adapters.search.embedded_schema import name_kind, name_memory
+from adapters.search.sqlite_schema import name_kind, name_memory
 from sidecar.records.record import Record
 from sidecar.search.port import Moment, WriteCounts
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from adapters.search.embedded_files import PLAIN_NAMES, WAS_DAMAGED, PlainFiles, check_tables
-from adapters.search.embedded_schema import FORMAT, create_tables
+from adapters.search.sqlite_files import PLAIN_NAMES, WAS_DAMAGED, PlainFiles, check_tables
+from adapters.search.sqlite_schema import FORMAT, create_tables
 from sidecar.errors import BadConfig, IndexReset, SearchUnfit
 from sidecar.host.files import open_private
 from sidecar.store.encryption.encrypted_store import EncryptedStore

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sidecar.format.index import Entry
 from sidecar.host.values import dataclass
 from sidecar.program.sqlite.pages import UnexpectedPage
-from sidecar.records.matching import Row, match_rows, sketch_row, sketch_rows
+from sidecar.records.matches import Row, match_rows, sketch_row, sketch_rows
 from sidecar.records.tables import open_tables, read_rows
 from sidecar.records.trees import PageReader, TableTree, list_changed_pages
 from sidecar.records.units import Files, Unit

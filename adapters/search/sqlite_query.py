@@ -15,8 +15,8 @@ from dataclasses import field
 from datetime import UTC, datetime
 from functools import cache
 
-from adapters.search.embedded_schema import name_kind, name_memory
-from adapters.search.embedded_snippet import compile_phrases, make_snippet
+from adapters.search.sqlite_schema import name_kind, name_memory
+from adapters.search.sqlite_snippet import compile_phrases, make_snippet
 from sidecar.host.values import dataclass
 from sidecar.models.answers import RECORD_KINDS, Hit
 from sidecar.records.record import clean_text

@@ -15,8 +15,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from adapters.search import embedded_query
-from adapters.search.embedded_files import (
+from adapters.search import sqlite_query
+from adapters.search.sqlite_files import (
     WAS_DAMAGED,
     IndexFiles,
     is_damage,
@@ -24,7 +24,7 @@ from adapters.search.embedded_files import (
     run_to_end,
     translate_error,
 )
-from adapters.search.embedded_rows import MemoryRows
+from adapters.search.sqlite_rows import MemoryRows
 from sidecar.errors import IndexReset, SearchBusy
 from sidecar.records.record import READER
 from sidecar.search.port import MemoryRef, Moment, Query, RecordSource, SearchHits, Still, WriteCounts
@@ -74,7 +74,7 @@ class EmbeddedSearch:
     async def search(self, query: Query) -> SearchHits:
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                found = await self._read(query.store, lambda connection: embedded_query.search(connection, query))
+                found = await self._read(query.store, lambda connection: sqlite_query.search(connection, query))
         except TimeoutError:
             raise SearchBusy("The search took too long.", hint="Search for fewer or rarer words.") from None
         return found or SearchHits()

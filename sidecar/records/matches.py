@@ -8,7 +8,6 @@ that was renamed, a row that got an id of its own. So nothing that was left alon
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from typing import NamedTuple
@@ -90,13 +89,22 @@ def _pair(
     """Match what is equal by ``by`` and not matched yet, in order."""
     if not free or len(mates) == len(new):
         return
-    waiting: dict[object, deque[int]] = defaultdict(deque)
-    for i in sorted(free):
-        waiting[by(old[i])].append(i)
+    # The first of those that are equal, and for each the one after it: most are alone, and there may be very many.
+    waiting: dict[object, int] = {}
+    after: dict[int, int] = {}
+    for i in sorted(free, reverse=True):
+        key = by(old[i])
+        if key in waiting:
+            after[i] = waiting[key]
+        waiting[key] = i
     for j, row in enumerate(new):
-        if j not in mates and (there := waiting.get(by(row))):
-            mates[j] = there.popleft()
-            free.discard(mates[j])
+        if j in mates:
+            continue
+        key = by(row)
+        if (i := waiting.get(key, -1)) >= 0:
+            mates[j] = i
+            free.discard(i)
+            waiting[key] = after.get(i, -1)
 
 
 def _compare_order(old: Sequence[Row], new: Sequence[Row], match: Match) -> None:

@@ -29,7 +29,7 @@ from sidecar.service.jobs.scheduler import Jobs
 from sidecar.service.operations import Locks
 from sidecar.service.settings import Start
 from sidecar.service.starts import StartRequest, Starts
-from sidecar.service.wanted import HeldState, WantedState, settle
+from sidecar.service.wanted_sandboxes import HeldState, WantedState, settle
 
 HOUR = 3600.0
 LONGEST_PAUSE = 900.0

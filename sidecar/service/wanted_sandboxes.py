@@ -1,7 +1,8 @@
 """What the store knows about memories that are to have a living sandbox (``[[start]]`` in the config).
 
 One small object per memory, replaced by compare-and-swap: of several services one creates, the budget counts across
-restarts, and ``stop`` lasts. ``jobs/wanted`` acts on it; a call to start or to stop only notes here what was asked for.
+restarts, and ``stop`` lasts. ``jobs/wanted_sandboxes`` acts on it; a call to start or to stop only notes here what was
+asked for.
 """
 
 from __future__ import annotations
