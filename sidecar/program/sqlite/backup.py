@@ -168,7 +168,8 @@ class CheckedCopy:
         not be opened or the copy not written; or OSError."""
         if self._hear("copied") is None:
             if "refusal" in self._told:
-                raise Refusal(*self._told["refusal"])
+                why: list[Any] = self._told["refusal"]
+                raise Refusal(*why)
             self.wait()
             self._told = {"copied": self._copy_it()}
 
