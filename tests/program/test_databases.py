@@ -287,6 +287,22 @@ def test_a_database_is_copied_by_this_process_if_the_other_one_is_killed(
     assert copied.check == "ok" and quick_check(str(tmp_path / "copy")) == "ok"
 
 
+def test_a_copy_is_checked_by_this_process_if_the_other_one_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    check = backup.quick_check
+
+    def fail(place: str, mapped: bool = False) -> str:
+        if mapped:
+            raise MemoryError
+        return check(place)
+
+    monkeypatch.setattr(backup, "quick_check", fail)
+    assert backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
+
+
 def test_nothing_of_a_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "a.db", "WAL")
     monkeypatch.setattr(backup, "LARGE", 0)

@@ -122,13 +122,20 @@ class CheckedCopy:
         tell({"copied": check})
         if not check and read_page_size(self.target):
             # Both at once: only one of them holds the interpreter's lock.
-            checking = threading.Thread(target=lambda: tell({"check": quick_check(self.target, mapped=True)}))
+            checking = threading.Thread(target=self._tell_check, args=(tell,))
             checking.start()
             if self._look is not None:
                 tell({"found": self._look()})
             elif ask():
                 tell({"checksums": list_checksums(copy)})
             checking.join()
+
+    def _tell_check(self, tell: Tell) -> None:
+        check = None  # if anything is raised, the parent checks the copy
+        try:
+            check = quick_check(self.target, mapped=True)
+        finally:
+            tell({"check": check})
 
     def _hear(self, what: str) -> Any:
         """Return what the child says of something; ``None`` if it will not tell."""
@@ -182,7 +189,7 @@ class CheckedCopy:
     def read_check(self) -> str:
         """Wait for the check. Return "ok" or SQLite's problem: a damaged database is still copied."""
         page = self.page
-        if "check" not in self._told and (self._told["copied"] or not page or self._hear("check") is None):
+        if self._told.get("check") is None and (self._told["copied"] or not page or self._hear("check") is None):
             self._told["check"] = self._told["copied"] or quick_check(self.target)
         return str(self._told["check"])
 
