@@ -457,7 +457,10 @@ class NotEnded(SandboxError):
 
     code = "not-ended"
     exit_code = 3
-    default_hint = "It runs on, and is looked after. Mend what is wrong and stop it again, or end it with --discard."
+    default_hint = (
+        "It runs on, and is looked after. Mend what is wrong and stop it again, or end it unsaved with --discard (discard,"
+        " over HTTP)."
+    )
 
 
 class NotMoved(SandboxError):

@@ -184,6 +184,10 @@ class SandboxProvider(Protocol):
         """Return one sandbox as a listing has it; ``None`` if it does not exist (any more). It is not woken."""
         ...
 
+    def check_end(self, ref: str) -> None:
+        """Raise a ``SidecarError`` if ``end`` would refuse this sandbox in any case. No request is made to find out."""
+        ...
+
     async def end(self, ref: str) -> None:
         """End a sandbox for good, with all its files. One that does not exist any more is not an error."""
         ...

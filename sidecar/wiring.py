@@ -105,6 +105,13 @@ def open_provider(provider: str, *, local: LocalPolicy = OF_OUR_OWN) -> SandboxP
     return open_account(provider, local)
 
 
+def find_missing_key(provider: str) -> str:
+    """Return the environment variable with a provider's key if this process lacks it; else ""."""
+    from adapters.sandboxes.creation import find_missing_key as find
+
+    return find(provider)
+
+
 def open_search(settings: Postgres) -> SearchDatabase | None:
     """Open the search database; ``None`` if none is configured. Raise ``BadConfig`` or ``DriverMissing``."""
     url = read_postgres_url(settings)

@@ -30,6 +30,8 @@ from sidecar.ports import RUNNING, ListedSandbox, SandboxPage, SandboxPlan
 PATIENCE_SECONDS = 150.0
 """How long a provider may take to create a sandbox."""
 PREFIX = "memory-sidecar-sandbox-"
+KEYS = {"e2b": ("E2B_API_KEY", "E2B_ACCESS_TOKEN"), "daytona": ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")}
+"""Variables with what a provider's SDK proves itself by; the first is what people are told to set."""
 _FOLDER = re.compile(PREFIX + "[0-9a-f]{40}")
 T = TypeVar("T")
 
@@ -79,6 +81,9 @@ class RemoteProvider:
             return await self._call(lambda: self._account.look(ref.partition(":")[2]), ref)
         except (SandboxGone, SandboxNotFound):
             return None
+
+    def check_end(self, ref: str) -> None:
+        """Any may be ended: whether the account may is for the provider to say."""
 
     async def end(self, ref: str) -> None:
         await self._call(lambda: self._account.end(ref.partition(":")[2]), ref)
@@ -131,13 +136,17 @@ class LocalProvider:
         folder = Path(ref.partition(":")[2])
         return ListedSandbox(ref=ref, state=RUNNING) if folder.is_dir() else None
 
-    async def end(self, ref: str) -> None:
+    def check_end(self, ref: str) -> None:
         folder = Path(ref.partition(":")[2])
         if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or folder.parent != self._find_base():
             raise SandboxNotAllowed(
                 f"{ref} is a folder that was not made by `start`, and is not removed.",
                 hint="`memory-sidecar detach` stops looking after it; the folder is yours to remove.",
             )
+
+    async def end(self, ref: str) -> None:
+        self.check_end(ref)
+        folder = Path(ref.partition(":")[2])
         try:
             await asyncio.to_thread(shutil.rmtree, folder)
         except FileNotFoundError:
@@ -159,6 +168,12 @@ def _check_own(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
         raise SandboxNotAllowed(f"{folder} is there already, and was not made by `start`.", hint="Remove it.")
+
+
+def find_missing_key(provider: str) -> str:
+    """Return the variable that this process has to have for a provider, if it has neither that nor another one; else ""."""
+    names = KEYS.get(provider, ())
+    return names[0] if names and not any(os.environ.get(name) for name in names) else ""
 
 
 def open_account(provider: str, policy: LocalPolicy) -> RemoteProvider | LocalProvider:

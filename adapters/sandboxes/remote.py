@@ -336,12 +336,14 @@ def make_denied_error(ref: str, provider: str, variable: str) -> SandboxDenied:
     """Return the error for a refused API key. The provider's own message may repeat what it was sent, so it is left out."""
     if not os.environ.get(variable):
         return SandboxDenied(
-            f"{variable} is not set, and {provider} asks for it to reach {ref}.",
-            hint=f"Set {variable} to a key of the account that the sandbox belongs to.",
+            f"{variable} is not set in the environment of the sidecar, which needs it to reach {ref}: {provider} asks for it.",
+            hint=f"Set {variable}, to a key of the account that the sandbox belongs to, where memory-sidecar itself is started,"
+            " and start it again. For what is asked of a service, that is `memory-sidecar serve`: it never sees the"
+            " environment of whoever calls it.",
         )
     return SandboxDenied(
         f"{provider} did not accept the API key for {ref}.",
-        hint=f"Set {variable} to a key of the account it belongs to.",
+        hint=f"Set {variable} to a key of the account it belongs to, where memory-sidecar itself is started.",
     )
 
 

@@ -131,7 +131,11 @@ async def run_stop(engine: Engine, args: argparse.Namespace) -> Result:
         await _check_store(client, engine.repository.store)
         with _translate(NotEnded):
             answer = await client.stop(args.memory, sandbox=args.sandbox, discard=args.discard)
-    words: list[str | Table] = build_export_result(answer.exported).words if answer.exported else []
+    words: list[str | Table] = []
+    if (exported := answer.exported) is not None:
+        unused = not (exported.is_saved or args.discard)  # else it would not have been ended
+        why = f"{exported.memory}: nothing was ever written in it, so there was nothing to save."
+        words += [why] if unused else build_export_result(exported).words
     words.append(f"{answer.attachment.memory}: {answer.attachment.sandbox} was ended.")
     return Result({"sandbox": answer.attachment.sandbox, **_build_document(answer)}, words)
 

@@ -36,7 +36,14 @@ from sidecar.service.jobs.adoption import list_backups
 from sidecar.service.readiness import StartChecks
 from sidecar.service.settings import Start, Watch, Webhook
 from sidecar.store.encryption.given_keys import GivenKeys, read_given_keys
-from sidecar.wiring import find_store_folder, open_embedded, open_repository, open_sandbox, open_search
+from sidecar.wiring import (
+    find_missing_key,
+    find_store_folder,
+    open_embedded,
+    open_repository,
+    open_sandbox,
+    open_search,
+)
 
 RIGHT = "The configuration is right: `memory-sidecar serve` would start with it."
 DUE_TIMES = 3
@@ -76,13 +83,25 @@ def run_config(args: argparse.Namespace) -> Result:
     rows = [(name, _format_value(value), _format_value(default)) for name, value, default in changed]
     table = Table(("OPTION", "VALUE", "DEFAULT"), rows, "Every option has its default value.")
     warnings = [f"{name} is no option." + (f" Did you mean {near}?" if near else "") for name, near in unknown.items()]
-    warnings += [*found.keys.warnings, *found.notes]
+    warnings += [*found.keys.warnings, *found.notes, *_list_missing_keys(config)]
     words: list[str | Table] = [table]
     if schedule:
         words.append(
             Table(("AT", "EXPRESSION", "NEXT"), [(row.option, row.expression, row.next[0]) for row in schedule])
         )
     return _build_result(document, words, warnings, found.problems)
+
+
+def _list_missing_keys(config: Config) -> list[str]:
+    """Return a warning for each provider that the service would use by itself and has no key for."""
+    used = {f"[[watch]] {table.provider}": table.provider for table in config.watch}
+    used |= {f"[[start]] {table.memory}": table.on.partition(":")[0] for table in config.start}
+    missing = {where: variable for where, provider in used.items() if (variable := find_missing_key(provider))}
+    return [
+        f"{where}: {variable} is not set here. `memory-sidecar serve` needs it in its own environment; without it nothing is"
+        " found or created there."
+        for where, variable in missing.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from sidecar.cli.result import Result, Table, format_size
 from sidecar.config.settings import load_config
 from sidecar.errors import UsageError
 from sidecar.host.text import SIZE_HINT, parse_duration, parse_size, suggest
+from sidecar.policy.validation import find_mistake
 from sidecar.service.access.grants import ALL, ROLES, Verb, check_patterns
 from sidecar.service.access.token_file import (
     TokenRecord,
@@ -50,6 +51,9 @@ def run_token(args: argparse.Namespace) -> Result:
 
 def _create(path: Path, args: argparse.Namespace) -> Result:
     memories = check_patterns(args.memories)
+    for pattern in memories:
+        if mistake := find_mistake(pattern):
+            raise UsageError(f"{pattern!r} is no pattern: {mistake}.", hint="Such as --memories 'acme/*'.")
     verbs = _choose_verbs(args.role, args.verbs)
     if Verb.ADMIN in verbs and ALL not in memories:
         raise UsageError("The verb 'admin' is for every memory.", hint="Say --memories '*', or leave 'admin' out.")

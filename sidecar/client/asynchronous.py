@@ -24,6 +24,7 @@ from sidecar.client.termination import ASYNC_TERMINATION, LAST_RETRIES
 from sidecar.client.wire import Call, check_response, join_pages
 from sidecar.errors import SidecarError
 from sidecar.host.files import write_whole
+from sidecar.host.loopback import is_loopback
 from sidecar.models.answers import Event
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class AsyncClient(Calls["AsyncConversation"]):
         self._http = httpx.AsyncClient(**build_client_settings(url, token, read_timeout))
         self._retries = retries
         self.url = str(self._http.base_url).rstrip("/")
+        self._met = False
+        """Something answered."""
 
     async def events(self, after: int | None = None) -> AsyncIterator[Event]:
         """Yield events as they are published, and reconnect when the connection is cut. Recent events after number
@@ -80,7 +83,8 @@ class AsyncClient(Calls["AsyncConversation"]):
         return AsyncConversation(self, plan)
 
     def _build_retrying(self, call: Call[T], retries: Retries | None = None) -> AsyncRetrying:
-        return AsyncRetrying(**(retries or self._retries).policy(repeatable=call.repeatable))
+        unmet = not self._met and is_loopback(self._http.base_url.host)
+        return AsyncRetrying(**(retries or self._retries).policy(repeatable=call.repeatable, unmet=unmet))
 
     async def _send(self, call: Call[T], retries: Retries | None = None) -> T:
         retrying = self._build_retrying(call, retries)
@@ -106,6 +110,7 @@ class AsyncClient(Calls["AsyncConversation"]):
                 written = held.enter_context(write_whole(call.target))
                 async for chunk in response.aiter_bytes():
                     await anyio.to_thread.run_sync(written.write, chunk)
+        self._met = True
         return call.answer(response)
 
     async def _open_stream(self, call: Call[None]) -> httpx.Response:
@@ -116,6 +121,7 @@ class AsyncClient(Calls["AsyncConversation"]):
             if not response.is_success:
                 await response.aread()
                 await response.aclose()
+        self._met = True
         check_response(response)
         return response
 

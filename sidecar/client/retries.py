@@ -20,6 +20,14 @@ from sidecar.host.values import dataclass
 TOO_MANY = 429
 
 
+class _StopUnmet(stop_before_delay):
+    """Stops after an attempt at which nothing listened."""
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        problem = retry_state.outcome.exception() if retry_state.outcome else None
+        return isinstance(problem, ServiceUnreachable) and not problem.sent and super().__call__(retry_state)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
     """How long a client retries. The defaults outlast a restart of the service for a deployment."""
@@ -27,14 +35,19 @@ class Retries:
     attempts: int = 8
     seconds: float = 900.0
     """From the first attempt to the last, whatever the number of attempts."""
+    unmet_seconds: float = 5.0
+    """Instead of ``seconds``, where nothing listens on this machine and nothing ever answered this client: most likely no
+    service was started."""
     first_wait: float = 0.5
     longest_wait: float = 15.0
 
-    def policy(self, *, repeatable: bool) -> dict[str, Any]:
-        """Return the arguments for ``tenacity.Retrying`` and ``AsyncRetrying``."""
+    def policy(self, *, repeatable: bool, unmet: bool = False) -> dict[str, Any]:
+        """Return the arguments for ``tenacity.Retrying`` and ``AsyncRetrying``. ``unmet``: the service is to be on this
+        machine, and never answered yet."""
+        stop = stop_after_attempt(self.attempts) | stop_before_delay(self.seconds)
         return {
             "retry": retry_if_exception(_build_retry_test(repeatable)),
-            "stop": stop_after_attempt(self.attempts) | stop_before_delay(self.seconds),
+            "stop": stop | _StopUnmet(self.unmet_seconds) if unmet else stop,
             "wait": self.wait,
             "reraise": True,
         }

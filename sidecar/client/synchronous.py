@@ -22,6 +22,7 @@ from sidecar.client.termination import LAST_RETRIES, TERMINATION
 from sidecar.client.wire import Call, check_response, join_pages
 from sidecar.errors import SidecarError
 from sidecar.host.files import write_whole
+from sidecar.host.loopback import is_loopback
 from sidecar.models.answers import Event
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ class Client(Calls["Conversation"]):
         self._http = httpx.Client(**build_client_settings(url, token, read_timeout))
         self._retries = retries
         self.url = str(self._http.base_url).rstrip("/")
+        self._met = False
+        """Something answered."""
 
     def events(self, after: int | None = None) -> Iterator[Event]:
         """Yield events as they are published, and reconnect when the connection is cut. Recent events after number
@@ -77,7 +80,8 @@ class Client(Calls["Conversation"]):
         return Conversation(self, plan)
 
     def _build_retrying(self, call: Call[T], retries: Retries | None = None) -> Retrying:
-        return Retrying(**(retries or self._retries).policy(repeatable=call.repeatable))
+        unmet = not self._met and is_loopback(self._http.base_url.host)
+        return Retrying(**(retries or self._retries).policy(repeatable=call.repeatable, unmet=unmet))
 
     def _send(self, call: Call[T], retries: Retries | None = None) -> T:
         retrying = self._build_retrying(call, retries)
@@ -100,6 +104,7 @@ class Client(Calls["Conversation"]):
                 file = held.enter_context(write_whole(call.target))
                 for chunk in response.iter_bytes():
                     file.write(chunk)
+        self._met = True
         return call.answer(response)
 
     def _open_stream(self, call: Call[None]) -> httpx.Response:
@@ -110,6 +115,7 @@ class Client(Calls["Conversation"]):
             if not response.is_success:
                 response.read()
                 response.close()
+        self._met = True
         check_response(response)
         return response
 

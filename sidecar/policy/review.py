@@ -14,7 +14,7 @@ from sidecar.errors import BadConfig
 from sidecar.format.patterns import compile_patterns
 from sidecar.host.sections import format_setting
 from sidecar.host.values import dataclass
-from sidecar.policy.validation import check_reachable
+from sidecar.policy.validation import check_reachable, find_mistake
 
 CHECK_FAILED, DECLINED, PENDING = "check-failed", "declined", "pending"
 REVIEW_REASONS = (CHECK_FAILED, DECLINED, PENDING)
@@ -98,6 +98,8 @@ def check_distinct(checks: Sequence[ExportCheck]) -> None:
 def _check_patterns(patterns: Sequence[str], at: tuple[str | int, ...]) -> None:
     """Raise ``BadConfig`` for a pattern that no memory matches."""
     for pattern in patterns:
+        if mistake := find_mistake(pattern):
+            raise BadConfig(f"{format_setting(at)} has {pattern!r}, which is no pattern: {mistake}.", at=at)
         try:
             check_reachable([pattern], (str(at[0]),))
         except BadConfig:

@@ -266,10 +266,25 @@ def _check_names(tables: Tables, known: Collection[str], at: At) -> None:
             raise BadConfig(f"[{at[0]}.{at[1]}] names an unknown layout {name!r}.", hint=hint, at=(*at, name))
 
 
+def find_mistake(pattern: str) -> str:
+    """Return what in a pattern of memory ids looks like more than it is; empty if nothing does.
+
+    Such characters stand for themselves, so whoever takes them for a part of the syntax would match nothing without a word.
+    """
+    if "[" in pattern or "]" in pattern:
+        return "a pattern has no [classes]; * and ? stand for any characters within one part, {a,b} for either"
+    if any("{" in full or "}" in full for full in expand_braces(pattern)):
+        return "its braces are not paired: {a,b} stands for either"
+    return ""
+
+
 def check_reachable(patterns: Iterable[str], at: tuple[str, ...]) -> None:
     """Raise ``BadConfig`` unless each pattern matches some memory that none before it matches."""
     before: list[str] = []
     for pattern in patterns:
+        if mistake := find_mistake(pattern):
+            hint = "A ? stands for any one character, so also for one of these in an id."
+            raise BadConfig(f"[{'.'.join(at)}] {pattern!r} is no pattern: {mistake}.", hint=hint, at=(*at, pattern))
         ids = [*filter(_is_possible_id, _make_examples(pattern))]
         if all(map(compile_patterns(before).match, ids)):
             takers = [repr(earlier) for earlier in before if any(map(compile_patterns([earlier]).match, ids))]

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from sidecar.engine import RestoreRequest
-from sidecar.errors import NotMoved, SidecarError
+from sidecar.errors import NotMoved, SandboxNotAllowed, SidecarError
 from sidecar.host.values import dataclass
 from sidecar.ids import build_start_key
 from sidecar.models.answers import Attached, Moved
@@ -84,6 +84,8 @@ class Moves:
             former = old.sandbox
             if old.state in (LOST, ENDED):
                 raise NotAttached(f"{former} is {old.state}.", hint="`memory-sidecar start` creates a new one.")
+            if not request.keep_old:
+                self._check_end(former)  # before a sandbox is made that could not take its place
         exported = await self._save(old) if old is not None else None
         wanted = _build_start(request, old)
         held, again = await self._starts.claim(wanted, place, digest, former)
@@ -135,6 +137,14 @@ class Moves:
             "memory.moved", memory=memory, sandbox=sandbox, former=moved.former, former_state=moved.former_state
         )
         return moved
+
+    def _check_end(self, ref: str) -> None:
+        """Raise a ``SidecarError`` if a sandbox could not be ended in any case."""
+        try:
+            self._starts.open_provider(ref.partition(":")[0]).check_end(ref)
+        except SandboxNotAllowed as problem:
+            problem.hint = "`memory-sidecar move --keep-old` (keep_old, over HTTP) only stops looking after it."
+            raise
 
     async def _save(self, old: Attachment) -> ExportReceipt:
         """Export the old sandbox as a checkpoint, so that its conversation stays open. Raise ``NotMoved`` unless the head

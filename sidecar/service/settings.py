@@ -208,6 +208,12 @@ def check_watch(table: Watch, at: tuple[str | int, ...]) -> Watch:
             hint=hint,
             at=(*at, "memory_from"),
         )
+    from sidecar.policy.validation import find_mistake  # late: a command seldom has a watch
+
+    for pattern in table.memories:
+        if mistake := find_mistake(pattern):
+            message = f"[[watch]] memories: {pattern!r} is no pattern: {mistake}."
+            raise BadConfig(message, hint='Write memories = ["acme/*"].', at=(*at, "memories"))
     try:
         check_patterns(table.memories)
     except UsageError as problem:

@@ -24,6 +24,7 @@ import structlog
 
 from sidecar.audit.lines import build_own_call
 from sidecar.engine import RestoreRequest
+from sidecar.engine.restores.sign import is_unused
 from sidecar.errors import NotEnded, RestoreIncomplete, SandboxAsleep, SandboxBusy, SidecarError, SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.host.values import dataclass
@@ -35,6 +36,7 @@ from sidecar.service.attachments.attachment import ENDED, Attachment, CareOption
 from sidecar.service.attachments.checkpoints import DETACHED, build_export_request
 from sidecar.service.attachments.keeper import Keeper
 from sidecar.service.attachments.schedule import GONE
+from sidecar.service.attachments.trouble import find_save_problem
 from sidecar.service.core import Sidecar
 from sidecar.service.idempotency import REUSED, KeyedCall, KeyReused
 from sidecar.service.jobs.scheduler import Jobs
@@ -46,6 +48,10 @@ from sidecar.service.wanted_sandboxes import WantedStates
 LOOK_SECONDS = 30.0
 LATE_SECONDS = 120.0
 """A sandbox may still appear at its provider so long after the service died that asked for it."""
+BESIDE = (
+    "{memory} is in other sandboxes that are looked after too: {others}. What they export may diverge; `memory-sidecar stop"
+    " {memory} --sandbox REF` ends one."
+)
 Answer = TypeVar("Answer")
 
 
@@ -178,11 +184,20 @@ class Starts:
         try:
             held = await self.create(request, held, again=again)
             answer = await self.restore_and_attach(request, held.record.sandbox)
+            self._warn_of_others(answer)
         except SidecarError as problem:
             await self.undo_and_say(held, problem)
             raise
         await self.finish(held, asked, asdict(answer), again=again)
         return answer
+
+    def _warn_of_others(self, answer: Attached) -> None:
+        """Add a warning if the memory has other sandboxes, as far as is known without asking the store."""
+        memory, sandbox = answer.attachment.place
+        known = [one for one in self._keeper.list_known() if one.memory == memory and one.looked_after]
+        others = sorted(one.sandbox for one in known if one.sandbox != sandbox)
+        if others and answer.restored is not None:
+            answer.restored.warnings.append(BESIDE.format(memory=memory, others=", ".join(others)))
 
     async def finish(self, held: HeldRecord, asked: KeyedCall | None, answer: dict[str, Any], *, again: bool) -> None:
         """Remember the answer, and remove the record. If it was taken over it stays for a while, for ``clear_up``."""
@@ -360,7 +375,7 @@ class Starts:
 
     async def stop(self, memory: str, sandbox: str = "", *, discard: bool = False) -> Attached:
         """Export an attached sandbox and end it. Raise ``NotEnded`` if its memory was not saved: then it is not ended,
-        unless ``discard``.
+        unless ``discard``, or it is the first of a memory and nothing was ever written in it.
 
         If the memory is one of those that are to have a living sandbox, and this is its last one, none is created until
         it is started again. That holds also where there is none to be ended.
@@ -373,6 +388,7 @@ class Starts:
                 problem.hint = f"`memory-sidecar start {memory}`, or a change of its [[start]], lets that begin again."
             raise
         provider = self.open_provider(attachment.sandbox.partition(":")[0])
+        provider.check_end(attachment.sandbox)
         exported = None
         try:
             exported = await self._export_last(attachment)
@@ -383,7 +399,7 @@ class Starts:
             if not discard:
                 raise
             self._log.warning("a sandbox is ended unsaved", memory=memory, sandbox=sandbox, **problem.as_dict())
-        if exported is not None and not exported.is_saved and not discard:
+        if exported is not None and not (exported.is_saved or discard or await self._is_unused(attachment, exported)):
             why = f": {exported.reason.headline}" if exported.reason else "."
             raise NotEnded(f"{attachment.sandbox} was not ended. Its export was {exported.outcome.value}{why}")
         # Before it is ended, so that no other one is created in its place.
@@ -400,6 +416,13 @@ class Starts:
         if any(one.sandbox != attachment.sandbox for one in ours):
             return True
         return await self.wanted.note_stopped(attachment.memory)
+
+    async def _is_unused(self, attachment: Attachment, exported: ExportReceipt) -> bool:
+        """Whether there is no memory and never was, and nothing was written in the sandbox since it was started."""
+        if find_save_problem(exported) is not None:
+            return False
+        async with self._sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
+            return await is_unused(sandbox)
 
     async def _export_last(self, attachment: Attachment) -> ExportReceipt:
         wanted, target = (

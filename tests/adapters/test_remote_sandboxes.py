@@ -365,7 +365,8 @@ async def test_a_key_that_is_not_accepted_is_said_and_never_shown(
     with caplog.at_level(logging.DEBUG), pytest.raises(SandboxDenied) as caught:
         await sandbox.connect()
     assert not caught.value.retryable
-    assert variable in caught.value.hint
+    assert variable in caught.value.hint and "where memory-sidecar itself is started" in caught.value.hint
+    assert (given == "none") == (f"{variable} is not set in the environment of the sidecar" in caught.value.message)
     assert len(provider.server.calls) == (1 if given == "wrong" else 0)
     shown = [
         *(str(caught.value), repr(caught.value), str(caught.value.as_dict()), repr(vars(sandbox))),

@@ -26,6 +26,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a pattern of events that matches none": ('[[webhooks]]\nurl = "https://x"\nevents = ["exports.*"]\n', "no event"),
     "a webhook without events": ('[[webhooks]]\nurl = "https://x"\nevents = []\n', "never be called"),
     "a pattern of memories that matches none": ('[limits.memories."acme/../x"]\nfiles = 9\n', "it fits no memory"),
+    "a class in a pattern of memories": ('[limits.memories."acme/[ab]*"]\nfiles = 9\n', "has no [classes]"),
+    "a class in what is to be reviewed": ('[review]\nrequired = ["acme/[*"]\n', "has no [classes]"),
+    "a class in what is watched": ('[[watch]]\nprovider = "e2b"\nmemories = ["acme/[*"]\n', "has no [classes]"),
     "a pattern of paths that matches none": (
         '[layouts.n]\nkeep = ["./notes/**"]\n[[layouts.n.roots]]\nname = "n"\npaths = ["~/n"]\n',
         "'./notes/**' can match no path",
@@ -103,6 +106,21 @@ def test_only_what_differs_from_the_defaults_is_shown(tmp_path: Path, capsys: py
     assert [(row[0], row[1]) for row in rows[1:]] == [("limits.files", "7"), ("service.bind", "127.0.0.1:0")]
     checked = run_cli("config", "check", f"--config={config}", store="")
     assert checked.document["ok"] is True and checked.document["changed"] == {"limits.files": 7}
+
+
+def test_a_key_that_the_service_will_need_is_missed_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    text = '[[watch]]\nprovider = "e2b"\nmemories = ["a"]\n[[start]]\nmemory = "me"\non = "daytona:"\n'
+    config = _config(tmp_path, text + '[[start]]\nmemory = "here"\non = "local:"\n')
+    checked = run_cli("config", "check", f"--config={config}", store="")
+    about = [line.partition(" is not set")[0] for line in checked.document["warnings"]]
+    assert checked.code == 0 and about == ["[[watch]] e2b: E2B_API_KEY", "[[start]] me: DAYTONA_API_KEY"]
+    monkeypatch.setenv("E2B_API_KEY", "x")
+    monkeypatch.setenv("DAYTONA_API_KEY", "x")
+    assert run_cli("config", "check", f"--config={config}", store="").document["warnings"] == []
 
 
 def test_schedules_are_shown_with_their_next_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

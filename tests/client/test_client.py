@@ -606,6 +606,33 @@ async def test_a_client_gives_up_after_its_attempts(make: Make, flaky: Flaky) ->
     assert raised.value.retryable and flaky.url in raised.value.message
 
 
+async def test_what_never_answered_on_this_machine_is_given_up_soon_and_what_did_is_waited_for(make: Make) -> None:
+    port = free_port()
+    stubborn = Retries(attempts=10**6, seconds=10**6, first_wait=0.01, longest_wait=0.02, unmet_seconds=0.1)
+    client = make(f"http://127.0.0.1:{port}", retries=stubborn)
+    with pytest.raises(ServiceUnreachable, match="Check that the service runs"):
+        await got(client.memories())
+
+    def listen() -> socket.socket:
+        return socket.create_server(("127.0.0.1", port))
+
+    def answer_once(server: socket.socket | None = None) -> None:
+        with server or listen() as listening:
+            connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            body = b'{"memories": []}'
+            head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(body) + body)
+
+    there = threading.Thread(target=answer_once, args=(listen(),))
+    replaced = threading.Timer(0.5, answer_once)
+    for service in (there, replaced):
+        service.start()
+        assert await got(client.memories()) == []
+        service.join()
+
+
 @both_share
 async def test_a_client_gives_up_rather_than_wait_longer_than_its_time(make: Make, flaky: Flaky) -> None:
     flaky.troubles = ["503 Service Unavailable\r\nRetry-After: 3600"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Starter:
         plan: dict[str, Any] = {"template": "", "metadata": {}, "timeout": None, **more}
         request = StartRequest(
             provider=self.provider.name,
-            restore=RestoreRequest(memory=memory, must_exist=memory == "nobody"),
+            restore=RestoreRequest(memory=memory, must_exist=memory == "nobody", announce=True),
             care=CareOptions(lasting=True),
             **plan,
         )
@@ -262,15 +263,45 @@ async def test_a_sandbox_that_is_not_saved_is_not_ended_unless_that_is_said(
     assert living(provider, temporary) == [] and not await starter.keeper.find_all()
 
 
+async def test_a_second_sandbox_of_a_memory_is_warned_of(
+    tmp_path: Path, provider_of: Callable[[str], Provider], temporary: Path
+) -> None:
+    starter = Starter(tmp_path, provider_of("local"))
+    first, second = await starter.start(), await starter.start()
+    assert first.restored is not None and "other sandboxes" not in " ".join(first.restored.warnings)
+    assert second.restored is not None
+    (warning,) = [one for one in second.restored.warnings if "other sandboxes" in one]
+    assert first.attachment.sandbox in warning and second.attachment.sandbox not in warning
+
+
+async def test_a_first_start_that_was_never_used_is_ended_and_one_that_was_is_not(
+    tmp_path: Path, provider: Provider, temporary: Path
+) -> None:
+    starter = Starter(tmp_path, provider)
+    await starter.start()
+    stopped = await starter.starts.stop("me")
+    assert stopped.attachment.state == "ended" and living(provider, temporary) == []
+    assert stopped.exported is not None and stopped.exported.outcome == "rejected"
+    await starter.start()
+    (home,) = living(provider, temporary)
+    time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
+    write(home / "work/notes.odd", b"no layout knows it")
+    with pytest.raises(NotEnded, match="holds no memory"):
+        await starter.starts.stop("me")
+    assert living(provider, temporary) == [home]
+
+
 async def test_a_folder_that_was_not_made_by_start_is_never_removed_or_restored_into(
     tmp_path: Path, provider_of: Callable[[str], Provider], temporary: Path
 ) -> None:
     await remember(tmp_path)
     starter, home = Starter(tmp_path, provider_of("local")), tmp_path / "first"
     await starter.keeper.look_after(("me", f"local:{home}"), CareOptions(lasting=True))
+    before = (await starter.engine.repository.head("me")).snapshot
+    write(home / "MEMORY.md", b"learned more")
     with pytest.raises(SandboxNotAllowed, match="not made by `start`"):
         await starter.starts.stop("me", discard=True)
-    assert (home / "MEMORY.md").exists()
+    assert (home / "MEMORY.md").exists() and (await starter.engine.repository.head("me")).snapshot == before
     planted = temporary / f"memory-sidecar-sandbox-{'a' * 40}"
     planted.symlink_to(home)
     account = open_provider("local")
@@ -314,6 +345,7 @@ def test_start_and_stop_by_command_and_over_http(tmp_path: Path, temporary: Path
         (home,) = roots.iterdir()
         assert started.document["sandbox"] == f"local:{home}" and started.document["restored"]["outcome"] == "empty"
         assert run_cli(*words, store=tmp_path / "store", env=env).document["sandbox"] == f"local:{home}"
+        write(home / "notes.odd", b"no layout knows it")
         refused = run_cli("stop", "me", store=tmp_path / "store", env=env)
         assert refused.code == 3 and refused.document["error"]["code"] == "not-ended" and home.exists()
         write(home / "MEMORY.md", b"learned")

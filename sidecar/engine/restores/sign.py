@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from sidecar.engine.restores.run import RestoreRun
-from sidecar.errors import SandboxUnwritable
+from sidecar.errors import SandboxError, SandboxUnwritable
 from sidecar.host.values import dataclass
 from sidecar.ports import Sandbox
 from sidecar.program.ready import NAME
@@ -24,6 +24,14 @@ mv -f "$cache/{name}.new" "$cache/{name}"
 """
 READ = """cat "${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/{name}" 2>/dev/null
 :
+"""
+USED = """sign="${{XDG_CACHE_HOME:-$HOME/.cache}}/memory-sidecar/{name}"
+[ -f "$sign" ] || exit 1
+for place in "$HOME" "$PWD"; do
+    found=$(find "$place" -xdev -path "${{sign%/*}}" -prune -o ! -type d -cnewer "$sign" -print) || exit 1
+    [ -z "$found" ] || exit 1
+done
+echo unused
 """
 SECONDS = 30.0
 MOST_OUTPUT = 1 << 16
@@ -52,6 +60,16 @@ async def read_sign(sandbox: Sandbox) -> Sign | None:
             continue  # what a shell prints when it starts
         return sign if sign.sandbox == sandbox.ref else None
     return None
+
+
+async def is_unused(sandbox: Sandbox) -> bool:
+    """Whether nothing was written in a sandbox's home and working folder since its sign was, for certain: false where that
+    cannot be said."""
+    try:
+        done = await sandbox.run(USED.format(name=NAME), timeout=SECONDS, output_limit=MOST_OUTPUT)
+    except SandboxError:
+        return False
+    return not done.exit_code and b"unused" in done.output.splitlines()
 
 
 async def announce_first_start(run: RestoreRun) -> None:

@@ -155,7 +155,9 @@ def check_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
             hint = "Write an id, or a pattern of ids such as 'acme/*' (all below acme/) or '*' (all)."
             raise UsageError(f"{pattern!r} matches no memory: {problem.message}", hint=hint) from None
     if not found:
-        raise UsageError("A token needs memories.", hint="Such as --memories 'acme/*'; --memories '*' for all.")
+        raise UsageError(
+            "It needs memories, and none are named.", hint="Such as --memories 'acme/*'; --memories '*' for all."
+        )
     return found
 
 

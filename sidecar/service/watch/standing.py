@@ -27,6 +27,8 @@ class Standings:
         self._sidecar, self._keeper, self._caller = sidecar, keeper, caller
         self._notices = Notices(sidecar.engine.repository.store)
         self._ask_after = 0.0
+        self._said: SandboxStanding | None = None
+        """What the sandbox, or its provider, said last."""
 
     async def wait(self, ref: str, seconds: float) -> SandboxStanding:
         """Return how a sandbox stands, once its memory is in place or the time is over."""
@@ -76,10 +78,13 @@ class Standings:
 
     async def _ask(self, ref: str) -> SandboxStanding:
         """Look for the sign in a sandbox, now and then."""
+        if self._said is None or self._said.sandbox != ref or time.monotonic() >= self._ask_after:
+            self._said = await self._ask_now(ref)
+            self._ask_after = time.monotonic() + ASK_SECONDS
+        return self._said
+
+    async def _ask_now(self, ref: str) -> SandboxStanding:
         nothing = SandboxStanding(sandbox=ref, in_place=False)
-        if time.monotonic() < self._ask_after:
-            return nothing
-        self._ask_after = time.monotonic() + ASK_SECONDS
         try:
             async with self._sidecar.sandboxes.use(SandboxTarget(ref)) as box:
                 await box.connect()
