@@ -1,3 +1,3 @@
-from sidecar.cli import run
+from sidecar.cli import run_alone
 
-run()
+run_alone()

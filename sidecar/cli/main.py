@@ -84,7 +84,7 @@ SELDOM = 50_000
 everything that was loaded."""
 
 
-def run() -> NoReturn:
+def run_alone() -> NoReturn:
     """Run one command in a process of its own, which ends with it at once: to clear up all that was loaded takes longer
     than some commands."""
     code = main()
