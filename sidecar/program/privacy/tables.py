@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 from sidecar.program.privacy import screen
@@ -62,23 +61,24 @@ def scrub(
     sound: bool,
     report: PrivacyReport,
     before: bool = False,
-    look: Callable[[], bool] | None = None,
+    look: Callable[[], bool | None] | None = None,
 ) -> bool:
     """Remove from a copy of a database what must not leave. Return whether the copy was changed.
 
     ``changed`` are the pages that changed since it was last examined; ``None``: all. ``before``: something was removed
     from this database earlier. It may be deleted since, while words of it are still in a full-text index, or parts of
-    it in unused bytes. ``look`` says whether there is anything on those pages, if something else finds that out. Raise
-    Unscrubbable.
+    it in unused bytes. ``look`` says whether there is anything on those pages, if something else finds that out, and
+    ``None`` if it does not. Raise Unscrubbable.
     """
     if not sound:
         if policy.strict and screen.may_hold(place, policy.without_warnings):
             raise Unscrubbable("damaged, so what is private in it, or may be, could not be taken out")
         return False
     anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
-    look = look or partial(pages.may_concern, place, policy.find_traces, changed)
-    if not anew and not look():
-        return False
+    if not anew:
+        holds = look() if look is not None else None
+        if not (pages.may_concern(place, policy.find_traces, changed) if holds is None else holds):
+            return False
     try:
         remains = policy.strict and pages.has_remains(place, policy.without_warnings.find_traces)
         cleaning = _Cleaner(place, policy, remains, anew)
