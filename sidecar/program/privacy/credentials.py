@@ -12,6 +12,7 @@ those.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Pattern, Sequence, Tuple
 
 from sidecar.program.privacy.expressions import Expression
@@ -454,47 +455,51 @@ def find_spans(data: bytes, rules: Rules = ()) -> Iterator[Span]:
             if span is not None:
                 end = span.end
                 yield span
-    if rules:
-        yield from _find_by_rules(data, rules)
+    yield from _find_by_rules(data, rules)
 
 
 def _find_by_rules(data: bytes, rules: Rules) -> Iterator[Span]:
     """Yield what the user's own rules match."""
-    small = data.lower()
+    for at, match in _find_keywords(data, rules):
+        yield from match(data, at)
+
+
+def _find_keywords(data: bytes, rules: Rules) -> Iterator[Tuple[int, Callable[[bytes, int], List[Span]]]]:
+    """Yield where keywords of rules are, each with what matches its rule there."""
+    small = data.lower() if rules else b""
     for rule in rules:
         at = small.find(rule.keyword)
         while at >= 0:
-            # Where the search ends, an expression sees the end of the text; so it ends far behind what can match.
-            for found in rule.pattern.finditer(data, max(0, at - 2 * rule.width), at + 2 * rule.width + CONTEXT):
-                if found.start() <= at < found.end():
-                    group = 1 if rule.pattern.groups and found.group(1) else 0
-                    yield Span(*found.span(group), rule.name)
+            yield at, partial(_match_rule, rule)
             at = small.find(rule.keyword, at + 1)
+
+
+def _match_rule(rule: Rule, data: bytes, at: int) -> List[Span]:
+    """Return what a rule whose keyword is at ``at`` matches there."""
+    spans = []
+    # Where the search ends, an expression sees the end of the text; so it ends far behind what can match.
+    for found in rule.pattern.finditer(data, max(0, at - 2 * rule.width), at + 2 * rule.width + CONTEXT):
+        if found.start() <= at < found.end():
+            group = 1 if rule.pattern.groups and found.group(1) else 0
+            spans.append(Span(*found.span(group), rule.name))
+    return spans
 
 
 def may_hold(data: bytes, rules: Rules = ()) -> bool:
     """Return whether the data contains a credential, or the beginning of a private key, which may be cut off."""
-    return any(found for _, found in find_traces(data, rules))
+    return any(examine(data, at) for at, examine in find_traces(data, rules))
 
 
-def find_traces(data: bytes, rules: Rules = ()) -> Iterator[Tuple[int, bool]]:
-    """Yield where there is what a credential is found by, in no order, and whether there is one (or the beginning of a
-    private key), as the data is. Elsewhere there is none in any part of the data, wherever that begins and ends."""
+def find_traces(data: bytes, rules: Rules = ()) -> Iterator[Tuple[int, Callable[[bytes, int], object]]]:
+    """Yield where there is what a credential is found by, in no order, each with what tells whether there is one (or the
+    beginning of a private key). Elsewhere there is none, in any part of the data, wherever that begins and ends."""
     for anchor, expression, find in _SEARCHES:
         examine = _match_first_line if find is _find_key else find
         trace = _TRACES.get(find)
         for at in _iterate_candidates(data, anchor, expression):
             if trace is None or trace(data, at):
-                yield at, examine(data, at) is not None
-    if rules:
-        for span in _find_by_rules(data, rules):
-            yield span.start, True
-        small = data.lower()
-        for rule in rules:
-            at = small.find(rule.keyword)
-            while at >= 0:
-                yield at, False
-                at = small.find(rule.keyword, at + 1)
+                yield at, examine
+    yield from _find_keywords(data, rules)
 
 
 def _ends_beginning(data: bytes, at: int) -> bool:

@@ -72,15 +72,23 @@ def _compile(text: bytes) -> Pattern[bytes]:
 
 def may_hold(data: bytes) -> bool:
     """Return whether the data contains an opening tag that is not in quotes, or an escaped one."""
-    return any(found for _, found in find_traces(data))
+    return any(examine(data, at) for at, examine in find_traces(data))
 
 
-def find_traces(data: bytes) -> Iterator[Tuple[int, bool]]:
-    """Yield where an opening tag is, and whether it is not in quotes, or escaped."""
-    for tag in _compile(_AS_JSON).finditer(data):
-        yield tag.start(), True
-    for tag in _compile(_PLAIN).finditer(data):
-        yield tag.start(), not _is_quoted(data[max(0, tag.start() - 1) : tag.start()], data, tag.end())
+def find_traces(data: bytes) -> Iterator[Tuple[int, Callable[[bytes, int], bool]]]:
+    """Yield where an opening tag is, with what tells whether it is not in quotes, or escaped."""
+    for tag, examine in ((_AS_JSON, _is_escaped_tag), (_PLAIN, _is_tag)):
+        for found in _compile(tag).finditer(data):
+            yield found.start(), examine
+
+
+def _is_escaped_tag(data: bytes, at: int) -> bool:
+    return _compile(_AS_JSON).match(data, at) is not None
+
+
+def _is_tag(data: bytes, at: int) -> bool:
+    tag = _compile(_PLAIN).match(data, at)
+    return tag is not None and not _is_quoted(data[max(0, at - 1) : at], data, tag.end())
 
 
 def _is_quoted(before: bytes, data: bytes, end: int) -> bool:

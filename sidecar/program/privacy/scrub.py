@@ -7,7 +7,7 @@ the scratch folder. The sandbox's own files are never written to.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 from sidecar.format.protocol import ExportAnswer, PrivateFinding
 from sidecar.program import places
@@ -58,11 +58,11 @@ class PrivacyPolicy(NamedTuple):
 
     def may_concern(self, data: bytes) -> bool:
         """Return whether these bytes contain anything that the policy is about."""
-        return any(found for _, found in self.find_traces(data))
+        return any(examine(data, at) for at, examine in self.find_traces(data))
 
-    def find_traces(self, data: bytes) -> Iterator[Tuple[int, bool]]:
-        """Yield where there is what private passages and credentials are found by, and whether one is there, as the data
-        is. Elsewhere there is none in any part of the data, wherever that begins and ends."""
+    def find_traces(self, data: bytes) -> Iterator[Tuple[int, Callable[[bytes, int], object]]]:
+        """Yield where there is what private passages and credentials are found by, each with what tells whether one is
+        there. Elsewhere there is none, in any part of the data, wherever that begins and ends."""
         if self.remove and any(credentials.has_candidate(data, *tag) for tag in _TAGS):
             from sidecar.program.privacy import passages
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # The page types of section 1.6: the first byte of a b-tree page.
@@ -35,9 +35,10 @@ PENDING_BYTE = 1 << 30
 WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 
 
-Search = Callable[[bytes], Iterator[Tuple[int, bool]]]
-"""Yields where in some bytes there are traces of what is looked for, and whether it is there. Values stand in a page without
-anything between them, so it may be there in a value and seem not to be in the page; but its traces are in both."""
+Search = Callable[[bytes], Iterator[Tuple[int, Callable[[bytes, int], object]]]]
+"""Yields where in some bytes there are traces of what is looked for, each with what tells whether it is there. Values stand
+in a page without anything between them, so something may be in a value and not seem to be in the page; but its traces are in
+both."""
 
 
 class UnexpectedPage(Exception):
@@ -126,7 +127,7 @@ class Pages:
 
     def has_remains(self, search: Search) -> bool:
         """Return whether something is found in unused bytes. Raise UnexpectedPage."""
-        if any(self._find(search, data)[0] for data in _iterate_batches(self._data, self.iterate_slack())):
+        if any(self._holds(search, data) for data in _iterate_batches(self._data, self.iterate_slack())):
             return True
         for number in self._read_free_list()[1]:
             self.give_back(number)
@@ -134,38 +135,42 @@ class Pages:
                 return True
         return False
 
+    def _holds(self, search: Search, data: bytes) -> bool:
+        """Return whether something is found in these bytes as they are, or as UTF-16 if that is what texts are in."""
+        # UTF-16 text may begin at any byte, and blobs are not encoded.
+        wide = [data[at:].decode(self._encoding, "replace").encode() for at in (0, 1)] if self._encoding else []
+        return any(examine(text, at) for text in (data, *wide) for at, examine in search(text))
+
     def _concerns(self, search: Search, batch: List[_Piece]) -> bool:
         """Return whether something is found in these pieces: in their bytes, gaps included, or in one of their values."""
-        found, traces = self._find(search, b"\0".join([piece.data for piece in batch]))
-        if found or traces == []:
-            return found
-        begin = 0
+        whole = b"\0".join([piece.data for piece in batch])
+        if self._encoding:  # where a trace is in a decoded text does not say where it is in the page
+            records = (record for piece in batch for _, record in self._iterate_records(piece, None))
+            values = (value for record in records for _, value in self._split_record(record))
+            return self._holds(search, whole) or any(examine(one, at) for one in values for at, examine in search(one))
+        traces = list(search(whole))
+        if any(examine(whole, at) for at, examine in traces):
+            return True
+        traces.sort(key=lambda trace: trace[0])
+        begin = next_trace = 0
         for piece in batch:
-            end = begin + len(piece.data)
-            near = (
-                None
-                if traces is None
-                else [at - begin for at in traces[bisect_left(traces, begin) : bisect_left(traces, end)]]
-            )
+            first, end = next_trace, begin + len(piece.data)
+            while next_trace < len(traces) and traces[next_trace][0] < end:
+                next_trace += 1
+            near = [(at - begin, examine) for at, examine in traces[first:next_trace]]
+            if near and self._has_value(piece, near):
+                return True
             begin = end + 1
-            for record in self._iterate_records(piece, near) if near != [] else ():
-                if any(there for value in self._split_record(record) for _, there in search(value)):
-                    return True
         return False
 
-    def _find(self, search: Search, data: bytes) -> Tuple[bool, Optional[List[int]]]:
-        """Return whether something is found in these bytes, and where there are traces; ``None``: anywhere."""
-        traces: Set[int] = set()
-        for at, found in search(data):
-            if found:
-                return True, []
-            traces.add(at)
-        if not self._encoding:
-            return False, sorted(traces)
-        # UTF-16 text may begin at any byte, and blobs are not encoded. Where a trace is in the one says nothing of the other.
-        wide = [data[at:].decode(self._encoding, "replace").encode() for at in (0, 1)]
-        told = [there for text in wide for _, there in search(text)]
-        return any(told), None if traces or told else []
+    def _has_value(self, piece: _Piece, traces: List[Tuple[int, Callable[[bytes, int], object]]]) -> bool:
+        """Return whether something is found in a value of a piece, given the traces in it, in order."""
+        for begin, record in self._iterate_records(piece, [at for at, _ in traces]):
+            for start, value in self._split_record(record):
+                for at, examine in traces:
+                    if 0 <= at - begin - start < len(value) and examine(value, at - begin - start):
+                        return True
+        return False
 
     def find_rowids(self, changed: Iterable[int]) -> Optional[Set[int]]:
         """Return the rowids on these pages, of any table, and of the values that continue on them; ``None`` if one of
@@ -197,11 +202,11 @@ class Pages:
             if cell.overflow:
                 yield _Piece(b"".join(self._iterate_chain(page, cell, seen)), 0, False)
 
-    def _iterate_records(self, piece: _Piece, near: Optional[List[int]]) -> Iterator[bytes]:
-        """Yield the records in the cells of a page, or what of them is on it; of those only in which one of the places
-        ``near`` may be (``None``: all). Raise UnexpectedPage."""
+    def _iterate_records(self, piece: _Piece, near: Optional[List[int]]) -> Iterator[Tuple[int, bytes]]:
+        """Yield the records in the cells of a page, or what of them is on it, and where they begin; of those only in which
+        one of the places ``near`` may be (``None``: all). Raise UnexpectedPage."""
         if not piece.number:
-            yield piece.data
+            yield 0, piece.data
             return
         page, head = piece.data, 100 if piece.number == 1 else 0
         kind = page[head]
@@ -217,18 +222,18 @@ class Pages:
                 size, at = read_varint(page, cell + skip)
                 if kind == TABLE_LEAF:
                     _, at = read_varint(page, at)
-                yield page[at : at + size]
+                yield at, page[at : at + size]
         except (IndexError, struct.error):
             if not piece.idle:
                 raise UnexpectedPage from None
 
-    def _split_record(self, record: bytes) -> List[bytes]:
-        """Return the texts and blobs of a record, texts as UTF-8.
+    def _split_record(self, record: bytes) -> List[Tuple[int, bytes]]:
+        """Return the texts and blobs of a record, texts as UTF-8, and where they begin.
 
         A record begins with the size of its header and the types of its values, all varints (section 2.1). What of it is
         in other pages is missing, or all if this is no record.
         """
-        values: List[bytes] = []
+        values: List[Tuple[int, bytes]] = []
         try:
             start, at = read_varint(record, 0)
             end = start
@@ -238,7 +243,7 @@ class Pages:
                 value = record[start : start + size] if kind >= 12 else b""
                 if value:
                     wide = self._encoding and kind % 2
-                    values.append(value.decode(self._encoding, "replace").encode() if wide else value)
+                    values.append((start, value.decode(self._encoding, "replace").encode() if wide else value))
                 start += size
         except IndexError:
             pass
