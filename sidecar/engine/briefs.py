@@ -23,17 +23,18 @@ from sidecar.host.files import open_spool, write_whole
 from sidecar.host.work import gather_few, run_in_thread
 from sidecar.models.records import Brief
 from sidecar.ports import Store
-from sidecar.records.briefs.items import Part, decode_parts, encode_parts, plan_files, read_parts
+from sidecar.records.briefs.items import Plan, Readings, plan_files, read_parts
 from sidecar.records.briefs.page import LEAST_TOKENS, MARKDOWN, MOST_TOKENS, FindOrigin, Subject, build_brief
 from sidecar.records.files import make_files
 from sidecar.records.record import READER
+from sidecar.records.units import Files
 from sidecar.records.workspace import Workspace
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
 from sidecar.store.manifest import Manifest
 from sidecar.store.repository import PARALLEL_READS, Repository
 
-VERSION = 1
+VERSION = 2
 """It is raised when the same files give other parts than before."""
 LINE = 16
 """How many snapshots back it is looked which one something came with."""
@@ -41,8 +42,6 @@ MOST_KEPT = 64
 """The cache has so many snapshots at most, each for ``KEPT_SECONDS``."""
 KEPT_SECONDS = 7 * 86400.0
 LARGEST_KEPT = 16 << 20
-
-Kept = tuple[list[Part], list[str]]
 
 
 async def make_brief(engine: Engine, memory: str, wanted: str, tokens: int, *, style: str = MARKDOWN) -> Brief:
@@ -61,12 +60,12 @@ async def describe_snapshot(
     engine: Engine, manifest: Manifest, tokens: int, *, fetched: FetchedSnapshot | None = None, style: str = MARKDOWN
 ) -> Brief:
     """Return the brief of a snapshot whose manifest was read, and whose packs may be here already."""
-    parts, problems = await _find_parts(engine, manifest, fetched)
+    found = await _find_readings(engine, manifest, fetched)
     created = _read_created(manifest)
     find_origin = await _read_origins(engine.repository, manifest)
     subject = Subject(memory=manifest.memory, snapshot=manifest.snapshot, created=created, find_origin=find_origin)
-    brief = await run_in_thread(build_brief, subject, parts, tokens, style)
-    return replace(brief, problems=problems)
+    brief = await run_in_thread(build_brief, subject, found, tokens, style)
+    return replace(brief, problems=found.problems)
 
 
 def check_budget(tokens: int) -> int:
@@ -115,8 +114,8 @@ async def _read_origins(repository: Repository, manifest: Manifest) -> FindOrigi
     return find_origin
 
 
-async def _find_parts(engine: Engine, manifest: Manifest, fetched: FetchedSnapshot | None) -> Kept:
-    """Return the parts of a snapshot, from the cache if it has them."""
+async def _find_readings(engine: Engine, manifest: Manifest, fetched: FetchedSnapshot | None) -> Readings:
+    """Return what there is to read of a snapshot, from the cache if it has it."""
     cache = None if _is_sealed(engine.repository.store, manifest) else _find_cache()
     place = cache / _name_entry(engine, manifest) if cache is not None else None
     if place is not None and (kept := await run_in_thread(_read_kept, place)) is not None:
@@ -127,8 +126,8 @@ async def _find_parts(engine: Engine, manifest: Manifest, fetched: FetchedSnapsh
     return read
 
 
-async def _read_snapshot(engine: Engine, manifest: Manifest, fetched: FetchedSnapshot | None) -> Kept:
-    """Read the parts of a snapshot from its packs. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
+async def _read_snapshot(engine: Engine, manifest: Manifest, fetched: FetchedSnapshot | None) -> Readings:
+    """Read from a snapshot's packs what a brief can be made of. Raise ``SnapshotDamaged`` or ``SpoolFull``."""
     roots = {root.name: root.layout for root in manifest.roots}
     created = _read_created(manifest)
     async with open_spool() as scratch:
@@ -138,14 +137,19 @@ async def _read_snapshot(engine: Engine, manifest: Manifest, fetched: FetchedSna
             staged = await run_in_thread(unpack_files, fetched.list_pack_files(), wanted, scratch.new())
             hints = {root.name: root.hint for root in manifest.roots}
             files = make_files({path: one.place for path, one in staged.items()}, fetched.entries, hints)
-            return await run_in_thread(read_parts, plan, files)
+            return await run_in_thread(_read_planned, plan, files)
         needed: set[str] = set()
         # Packs are compared with their hashes; to hash every file once more would take longer than all the rest.
         space = Workspace(engine.repository.store, manifest.memory, scratch, needed.__contains__, check=False)
         plan = plan_files(await space.read_entries(manifest), roots, engine.layouts, created)
         needed |= plan.paths
         files = await space.advance(manifest) if needed else {}
-        return await run_in_thread(read_parts, plan, files)
+        return await run_in_thread(_read_planned, plan, files)
+
+
+def _read_planned(plan: Plan, files: Files) -> Readings:
+    parts, problems = read_parts(plan, files)
+    return Readings(parts=parts, problems=problems, unread=plan.unread)
 
 
 # The cache: one file for each snapshot, readable by its owner only. Never of an encrypted store.
@@ -179,20 +183,20 @@ def _name_entry(engine: Engine, manifest: Manifest) -> str:
     return f"{_name_memory(manifest.memory)}-{digest[:32]}.json"
 
 
-def _read_kept(place: Path) -> Kept | None:
+def _read_kept(place: Path) -> Readings | None:
     """Return what is kept; ``None`` if there is nothing, or nothing of use."""
     try:
         status = place.lstat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_size > LARGEST_KEPT:
             return None
-        return decode_parts(decode_checksummed(place.read_bytes()))
+        return Readings.decode(decode_checksummed(place.read_bytes()))
     except (OSError, ValueError, LookupError, TypeError, msgspec.ValidationError):
         return None
 
 
-def _keep(place: Path, parts: Kept) -> None:
-    """Keep parts for the next brief. A cache that cannot be written only makes that one slower."""
-    data = encode_checksummed(encode_parts(*parts))
+def _keep(place: Path, readings: Readings) -> None:
+    """Keep what was read for the next brief. A cache that cannot be written only makes that one slower."""
+    data = encode_checksummed(readings.encode())
     if len(data) > LARGEST_KEPT:
         return
     with contextlib.suppress(OSError, UsageError):

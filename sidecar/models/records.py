@@ -194,6 +194,8 @@ class Brief:
     """What did not fit, in the order in which it would have come."""
     more: int = 0
     """How many others there are that did not fit."""
+    unread: list[str] = field(default_factory=list)
+    """Hot and warm Markdown that is not quoted, as the order of its layout does not name it; the first 100."""
     problems: list[str] = field(default_factory=list)
     """What could not be read."""
     estimate: str = ""

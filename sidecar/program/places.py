@@ -164,9 +164,7 @@ def remove(place: str) -> None:
     except FileNotFoundError:
         pass
     except (IsADirectoryError, PermissionError):  # unlinking a folder fails with either, depending on the system
-        import shutil
-
-        shutil.rmtree(place)
+        remove_tree(place)
 
 
 def remove_folder(place: str) -> None:
@@ -175,7 +173,7 @@ def remove_folder(place: str) -> None:
 
 
 def make_folders(top: str, relative: str) -> None:
-    """Make a folder and its parents below an existing folder."""
+    """Make a folder and its parents below an existing folder; "" is the root of the file system."""
     place = top
     for part in filter(None, relative.split("/")):
         place = place + "/" + part

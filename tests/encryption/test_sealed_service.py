@@ -67,6 +67,39 @@ def test_a_copied_store_tells_nothing(tmp_path: Path) -> None:
     assert not any(secret in log for secret in ("SECRET-KEY", "PRIVATE KEY", *BOTH.identities))
 
 
+def test_what_is_read_is_told_to_the_caller_alone(tmp_path: Path) -> None:
+    """Nothing of a record is in a log, a metric, or a file that stays, whichever way it is read."""
+    home = claude_mem_home(empty_home(tmp_path / "home"), rows=5)
+    observe(home, 2, "words-nobody-may-read")
+    (tmp_path / "tmp").mkdir()
+    env = {**environment(BOTH), "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with serving(tmp_path / "store", tmp_path / "log", env) as service:
+        assert service.export(MEMORY, f"local:{home}").json()["outcome"] == "committed"
+        observe(home, 3, "words-nobody-may-read")
+        assert service.export(MEMORY, f"local:{home}").json()["outcome"] == "committed"
+        changes, database = "diff?from=latest~1&to=latest", "claude-mem%2Fclaude-mem.db"
+        answers = {
+            one: service.http.get(path(MEMORY, *one.split()))
+            for one in (
+                *("snapshots", changes, "blame", "snapshots latest records", "snapshots latest brief"),
+                *(f"history?path={database}", f"snapshots latest files {database}"),
+            )
+        }
+        assert {name: one.status_code for name, one in answers.items()} == dict.fromkeys(answers, 200)
+        telling = (changes, "blame", "snapshots latest records", "snapshots latest brief")
+        assert all("words-nobody-may-read" in answers[name].text for name in telling)
+        record = answers["snapshots latest records"].json()["records"][0]
+        asked = service.http.get(path(MEMORY, "history"), params={"record": record["id"]})
+        assert asked.json()["versions"], asked.text
+        # Search is off for an encrypted store unless the config says how its index may lie on this disk.
+        assert service.http.get("/v1/search", params={"q": "nobody"}).status_code == 409
+        told = service.http.get("/metrics").text
+        service.close()
+    stays = [place for top in ("tmp", "cache") for place in (tmp_path / top).rglob("*") if place.is_file()]
+    for text in (told, (tmp_path / "log").read_text(), *(place.read_bytes().decode("latin-1") for place in stays)):
+        assert "words-nobody-may-read" not in text and record["title"] not in text
+
+
 def test_a_service_without_the_key_does_not_start(tmp_path: Path) -> None:
     home, store = claude_mem_home(empty_home(tmp_path / "home"), rows=3), tmp_path / "store"
     asyncio.run(export(engine_with(store, BOTH), open_local(str(home)), ExportRequest(memory=MEMORY)))

@@ -18,6 +18,7 @@ from sidecar.program.privacy.credentials import (
     CredentialFilter,
     choose_spans,
     find_spans,
+    find_traces,
     may_hold,
     read_rules,
     redact_name,
@@ -64,7 +65,7 @@ OTHERS = {
 BETWEEN = (
     *((" ", "\n"), ('"', '"'), ("\\n", "\\n"), ("=", ","), ("", "")),
     *(("<b>\\u003e", "\\u003c"), ("\\\\u0022", "\\\\u0022"), ("?a%3D", "%26"), ("\\x3d", "\\x26"), ("\\f", "\\f")),
-    *(("\x1b[32m", "\x1b[0m"), ("\\u001b[1;38;5;123m", "\\u001b[m"), ("\x1b[m", "\x1b[m")),
+    *(("a _", " _"), ("\x1b[32m", "\x1b[0m"), ("\\u001b[1;38;5;123m", "\\u001b[m"), ("\x1b[m", "\x1b[m")),
 )
 """What is before a credential, and after it, and no part of either."""
 HARMLESS = (
@@ -363,3 +364,14 @@ def test_ordinary_code_and_prose_is_left_alone() -> None:
     )
     found = [span for file in islice(files, 3000) for span in choose_spans(find_spans(file.read_bytes()))]
     assert len(found) <= 40, found
+
+
+def test_what_is_found_has_traces_also_within_more() -> None:
+    """In a page of a database other values stand on both sides."""
+    texts = [(name, around.format(secret)) for name, (around, secret) in OTHERS.items()]
+    texts += list(tokens()) + [(kind.name, kind.plant(random.Random(kind.name))[0]) for kind in KINDS]
+    for name, text in texts:
+        if may_hold(text.encode()):
+            for before, after in ((b"", b""), (b"github", b"hub"), (b"7_", b"(9"), (b"\0", b"\1")):
+                within = range(len(before), len(before) + len(text.encode()))
+                assert any(at in within for at, _ in find_traces(before + text.encode() + after)), (name, before)

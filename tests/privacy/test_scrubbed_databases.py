@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from sidecar.program.privacy.credentials import may_hold
 from sidecar.program.privacy.scrub import PrivacyPolicy, PrivacyReport
 from sidecar.program.privacy.tables import Unscrubbable, scrub
 from sidecar.program.sqlite.backup import read_page_size
-from sidecar.program.sqlite.pages import Looks, Pages, may_concern
+from sidecar.program.sqlite.pages import Pages, may_concern
+from tests.parts.secret_kinds import KINDS
 from tests.parts.secret_trees import CREDENTIALS
 
 pytestmark = pytest.mark.usefixtures("forked_programs")
@@ -22,7 +24,7 @@ SECRET = "zqjxkvw-hunter2"
 TEXT = f"public <private>{SECRET} and more</private> rest"
 LEFT = "public [private] rest"
 STRICT = PrivacyPolicy(True, "redact")
-LOOKS = Looks(STRICT.may_concern, STRICT.has_traces)
+LOOKS = STRICT.find_traces
 MIRROR = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
 CREATE VIRTUAL TABLE f USING fts5(a, content='t', content_rowid='id');
 CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;
@@ -511,7 +513,10 @@ def test_a_credential_is_found_whatever_stands_beside_it(sides: str, tmp_path: P
     """In a page there is nothing between one value and the next."""
     script, values = SIDES[sides]
     secrets = {name: make(random.Random(name)) for name, make in CREDENTIALS.items()}
-    secrets["password"] = "DB_PASSWORD=hunter2Secret99"
+    for kind in KINDS:
+        text = kind.plant(random.Random(kind.name))[0]
+        if may_hold(text.encode()):
+            secrets[f"{kind.name} in a text"] = text
     for name, secret in secrets.items():
         connection = sqlite3.connect(tmp_path / name, isolation_level=None)
         connection.executescript(script)
@@ -522,7 +527,7 @@ def test_a_credential_is_found_whatever_stands_beside_it(sides: str, tmp_path: P
         connection.close()
         report = PrivacyReport()
         assert scrub(str(tmp_path / name), "x.db", STRICT, None, True, report), name
-        assert report.counts == {"redacted": 1}
+        assert sum(report.counts.values()) >= 1
         connection = sqlite3.connect(tmp_path / name)
         # Letters of a private key are those of its first line too.
         assert not any(secret in str(row) for row in connection.execute("SELECT * FROM t")), name

@@ -117,3 +117,13 @@ def test_a_new_block_that_never_came_does_not_pass(tmp_path: Path) -> None:
     unpacker.apply(io.BytesIO(_pack(change, _cut(new, carried))), "gz", Index("delta", [change], []))
     with pytest.raises(Refusal, match="missing or differ"):
         unpacker.checked()
+
+
+def test_no_staging_folder_is_made_through_a_link(tmp_path: Path) -> None:
+    """The folder that a root is in may become a link at any moment of a restore."""
+    folder = tmp_path.resolve()
+    (folder / "outside").mkdir()
+    (folder / ".claude-mem").symlink_to(folder / "outside")
+    with pytest.raises(Refusal, match="lies behind a link"):
+        Unpacker({}, {"claude-mem": f"{folder}/.claude-mem/.memory-sidecar-{'0' * 12}/new"})
+    assert list((folder / "outside").iterdir()) == []

@@ -32,7 +32,7 @@ from sidecar.layouts.briefs import find_brief_faults
 from sidecar.models.records import Brief
 from sidecar.policy.privacy import Privacy
 from sidecar.records.briefs.estimate import estimate_tokens
-from sidecar.records.briefs.items import plan_files, read_parts
+from sidecar.records.briefs.items import Readings, plan_files, read_parts
 from sidecar.records.briefs.page import TEXT, Subject, build_brief
 from sidecar.records.files import MemoryFile
 from tests.parts.conversations import SCRIPTS
@@ -87,6 +87,10 @@ async def test_three_tier_is_read_in_its_order(tmp_path: Path) -> None:
     words = ("half way", "now this", "long ago", "done today", "do that", "never again")
     assert order_of(found, *words) == list(words)
     assert "years ago" not in found.text and "not in the order" not in found.text
+    assert found.unread == ["project/memory/other.md"]
+    assert found.text.endswith("does not name it: 1.\n````text\n- project/memory/other.md\n````\n")
+    small = await make_brief(engine, "m", "latest", 300)
+    assert estimate_tokens(small.text) <= 300 and "does not name it: 1." in small.text
     assert [item.tier for item in found.items] == ["hot"] * 3 + ["warm"] * 3
     assert {item.conversation for item in found.items} == {"c1"} and found.skipped == []
     assert all("`c1`" in line and " old (" in line for line in re.findall("(?m)^## .*", found.text))
@@ -329,8 +333,9 @@ def read_tree(at: Path) -> None:
     plan = plan_files(entries, {root: names[root] for root in os.listdir(at)}, layouts, created)
     files = {path: MemoryFile(str(at / path), path, "", OLD) for path in plan.paths}
     parts, problems = read_parts(plan, files)
+    readings = Readings(parts=parts, problems=problems, unread=plan.unread)
     subject = Subject(memory="m", snapshot="s", created=created, find_origin=lambda _: ("", ""))
-    found = build_brief(subject, parts, 2000)
+    found = build_brief(subject, readings, 2000)
     assert found.tokens <= 2000 and "now this" in found.text, found.text
     print(peak_kib(), len(problems))
 
@@ -406,6 +411,7 @@ files = ["tasks/lessons.md"]
     assert order_of(found, "letter b", "letter a", "letter c", "the first", "never again", "long ago") == [
         *("letter b", "letter a", "the first", "never again")
     ]
+    assert found.unread[:2] == ["project/MEMORY.md", "project/SESSION-STATE.md"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,17 @@ def test_a_request_has_one_host(service: Service) -> None:
     assert get(service, MEMORIES, ("Host", "localhost"), ("Host", "evil.test")).status == 400
     old = send(service.port, request("GET", MEMORIES, [BEARER, ("Host", "localhost")], version="1.0"))
     assert old.status == 200
+
+
+@pytest.mark.parametrize("place", [MEMORIES, "/healthz"])
+def test_what_follows_a_request_of_two_lengths_is_no_request(service: Service, place: str) -> None:
+    """A proxy that goes by the other length would take it for somebody's next one."""
+    both = [BEARER, ("Host", "localhost"), ("Content-Length", "5"), ("Transfer-Encoding", "chunked")]
+    second = request("GET", "/healthz", [("Host", "localhost")])
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+        connection.sendall(request("POST", place, both) + b"0\r\n\r\n" + second)
+        said = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert said.startswith(b"HTTP/1.1 400 ") and said.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize("place", ["/healthz", "/readyz"])

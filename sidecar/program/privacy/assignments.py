@@ -174,6 +174,16 @@ def find_secret(data: bytes, name_end: int, at: int, sign: bytes) -> Assigned | 
     return (start, end, kind) if kind else None
 
 
+def ends_with_name(data: bytes, name_end: int) -> bool:
+    """Return whether what is before ``name_end`` ends with the name of a secret, whatever is before that."""
+    name = data[max(0, name_end - NAME) : name_end].rstrip(b" \t?").rstrip(_CLOSING)
+    for one in (name, _SUFFIX().sub(b"", name)):
+        plain = one.translate(None, b" -_.").lower()
+        if plain.endswith((b"pass", *_BY_END.get(plain[-3:], ()))) or one.endswith((b"_PAT", b"_KEY")):
+            return True
+    return False
+
+
 def _find_kind(name: bytes) -> str:
     """Return the kind of secret that a name stands for; "" if none. ``DB_PASSWORD_PROD`` is one, ``page_token`` is not."""
     kind = _find_plain_kind(name)

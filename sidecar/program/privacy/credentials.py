@@ -12,7 +12,7 @@ those.
 from __future__ import annotations
 
 import re
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Pattern, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Pattern, Sequence, Tuple
 
 from sidecar.program.privacy.expressions import Expression
 from sidecar.program.privacy.kinds import ENDS, LENGTHS, TOKENS
@@ -63,6 +63,7 @@ def read_rules(rows: Iterable[Sequence[str]]) -> Rules:
 # No part of a word although they may end in letters or digits: escapes of JSON and URLs, terminal colours.
 _ESCAPE = Expression(rb"(?:\\[bfnrt]|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|%[0-9A-Fa-f]{2}|\[m|[\[;][0-9]{1,3}m)\Z")
 _WORD_BYTES = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
+_LOW_LINE = ord("_")
 _TOKEN_BYTES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
 
@@ -70,6 +71,8 @@ def _begins_word(data: bytes, at: int) -> bool:
     """Return whether no word continues at ``at``."""
     if not at or data[at - 1] not in _WORD_BYTES:
         return True
+    if data[at - 1] == _LOW_LINE and (at == 1 or data[at - 2] not in _WORD_BYTES):
+        return True  # emphasis in Markdown
     return _ESCAPE().search(data, max(0, at - 6), at) is not None
 
 
@@ -471,21 +474,57 @@ def _find_by_rules(data: bytes, rules: Rules) -> Iterator[Span]:
 
 def may_hold(data: bytes, rules: Rules = ()) -> bool:
     """Return whether the data contains a credential, or the beginning of a private key, which may be cut off."""
+    return any(found for _, found in find_traces(data, rules))
+
+
+def find_traces(data: bytes, rules: Rules = ()) -> Iterator[Tuple[int, bool]]:
+    """Yield where there is what a credential is found by, in no order, and whether there is one (or the beginning of a
+    private key), as the data is. Elsewhere there is none in any part of the data, wherever that begins and ends."""
     for anchor, expression, find in _SEARCHES:
         examine = _match_first_line if find is _find_key else find
+        trace = _TRACES.get(find)
         for at in _iterate_candidates(data, anchor, expression):
-            if examine(data, at) is not None:
-                return True
-    return bool(rules) and next(_find_by_rules(data, rules), None) is not None
+            if trace is None or trace(data, at):
+                yield at, examine(data, at) is not None
+    if rules:
+        for span in _find_by_rules(data, rules):
+            yield span.start, True
+        small = data.lower()
+        for rule in rules:
+            at = small.find(rule.keyword)
+            while at >= 0:
+                yield at, False
+                at = small.find(rule.keyword, at + 1)
 
 
-def has_traces(data: bytes, rules: Rules = ()) -> bool:
-    """Return whether the data contains what a credential is found by. Without it there is none in any part of the data,
-    wherever that begins and ends."""
-    if any(has_candidate(data, anchor, expression) for anchor, expression, _ in _SEARCHES):
-        return True
-    small = data.lower() if rules else b""
-    return any(rule.keyword in small for rule in rules)
+def _ends_beginning(data: bytes, at: int) -> bool:
+    """Return whether the beginning of a token ends with the byte at ``at``."""
+    head = data[max(0, at + 1 - LENGTHS[0]) : at + 1]
+    return head[-3:] in ENDS and any(head[-length:] in TOKENS for length in LENGTHS if length <= len(head))
+
+
+def _may_be_option(data: bytes, at: int) -> bool:
+    """Return whether the hyphen at ``at`` belongs to a token, or to an option that a secret may follow."""
+    if not data.startswith(b"--", at):
+        return _ends_beginning(data, at) or data.startswith((b"-u", b"-p "), at)
+    found = _OPTION().match(data, at)
+    return data.startswith(b"--user", at) or (found is not None and _may_be_name(data, found.end() - 1))
+
+
+def _may_be_name(data: bytes, name_end: int) -> bool:
+    """Return whether what is before a sign may be the name of a secret."""
+    from sidecar.program.privacy.assignments import ends_with_name
+
+    return ends_with_name(data, name_end)
+
+
+_TRACES: Dict[Callable[[bytes, int], "Span | None"], Callable[[bytes, int], bool]] = {
+    _find_token: _ends_beginning,
+    _find_after_hyphen: _may_be_option,
+    _find_after_colon: _may_be_name,
+    _find_after_equals: _may_be_name,
+}
+"""What of a candidate does not depend on where the text begins and ends."""
 
 
 def choose_spans(spans: Iterable[Span]) -> List[Span]:

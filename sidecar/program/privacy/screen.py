@@ -205,8 +205,7 @@ class Screen:
         if policy is not None and os.path.getsize(copy) > LARGE:
             from sidecar.program.sqlite import pages
 
-            looks = pages.Looks(policy.may_concern, policy.has_traces)
-            self._ahead = Child(partial(pages.may_concern, copy, looks, None))
+            self._ahead = Child(partial(pages.may_concern, copy, policy.find_traces, None))
 
     def end_database(self) -> None:
         """End that."""

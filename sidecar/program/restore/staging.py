@@ -69,7 +69,7 @@ class Unpacker:
         self._written: dict[str, Written] = {}
         """Files whose contents are known, so that they need not be read again to be compared."""
         for stage in stages.values():
-            os.makedirs(stage, exist_ok=True)
+            places.make_folders("", stage)
 
     def apply(self, stream: BinaryIO, codec: str, index: Index) -> None:
         """Apply one pack after those before it. Raise Refusal (``pack-damaged``) if it is not a complete tarball."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -210,7 +209,8 @@ def settle(journal: str, contained: Containment) -> bool:
             places.remove_tree(folder)  # what was moved here is back, and what was copied never left its place
     for stage in plan["stages"]:
         if is_folder(stage):
-            shutil.rmtree(stage, ignore_errors=True)
+            with contextlib.suppress(OSError, Refusal):
+                places.remove_tree(stage)
     if plan["state"] == "done":
         _write_pending_notes(plan, memory)  # last, because the disk may have been full until now
     places.remove(journal)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from re import Pattern
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -56,6 +56,7 @@ NEWEST_ROWS = 20
 LONGEST_POINTER = 1 << 20
 PIECE = 1 << 20
 MOST_PROBLEMS = 20
+MOST_UNREAD = 100
 LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -106,6 +107,8 @@ class Plan:
 
     files: list[PlannedFile]
     pointers: list[tuple[str, Pointer]]
+    unread: list[str]
+    """Hot and warm Markdown that no step of its layout names; the first ``MOST_UNREAD``."""
 
     @property
     def paths(self) -> set[str]:
@@ -122,6 +125,7 @@ def plan_files(
             paths.setdefault(path.partition("/")[0], []).append(path)
     files: list[PlannedFile] = []
     pointers: list[tuple[str, Pointer]] = []
+    unread: list[str] = []
     for root in sorted(roots, key=lambda name: (roots[name], split_number(name)[0], split_number(name)[1] or 0, name)):
         layout = layouts.get(roots[root])
         if layout is None:
@@ -131,17 +135,14 @@ def plan_files(
             names = _compile((pointer.file,)).match
             pointers += [(path, pointer) for path in own if names(path.partition("/")[2])][:MOST_FILES]
         files += _plan_root(root, layout, own, entries, created)
-    return Plan(files=files, pointers=pointers)
+        unread += _list_unread(root, layout, own)
+    return Plan(files=files, pointers=pointers, unread=unread[:MOST_UNREAD])
 
 
 def _plan_root(
     root: str, layout: Layout, paths: list[str], entries: Mapping[str, Entry], created: datetime
 ) -> Iterator[PlannedFile]:
-    spec, _ = find_spec(root, layout)
-    rules = layout.for_sandbox()
-    # Without its daily files, whose tier depends on the clock.
-    rules["tiers"] = {name: patterns for name, patterns in rules["tiers"].items() if name != "dated"}
-    tiers = TierRules(rules, owned=bool(spec and spec.owned))
+    tiers = _find_tiers(root, layout)
     for number, step in enumerate(layout.brief or (BriefStep(files=("**",)),)):
         found = []
         for path in paths:
@@ -179,6 +180,31 @@ def _plan_root(
         if not step.newest and not _is_dated(step):
             found.sort(key=lambda one: (TIERS.index(one[1].tier), one[0], one[1].path))
         yield from (one for _, one in found)
+
+
+def _find_tiers(root: str, layout: Layout) -> TierRules:
+    """Return the tiers of a root's files, without its daily files, whose tier depends on the clock."""
+    spec, _ = find_spec(root, layout)
+    rules = layout.for_sandbox()
+    rules["tiers"] = {name: patterns for name, patterns in rules["tiers"].items() if name != "dated"}
+    return TierRules(rules, owned=bool(spec and spec.owned))
+
+
+def _list_unread(root: str, layout: Layout, paths: list[str]) -> list[str]:
+    """Return the hot and warm Markdown that no step names, the hot first. Where a step takes the newest days, other days
+    do not count: they are left out on purpose."""
+    if not layout.brief:
+        return []
+    tiers, days = _find_tiers(root, layout), any(map(_is_dated, layout.brief))
+    found: list[tuple[int, str]] = []
+    for path in paths:
+        relative = path.partition("/")[2]
+        if any(_find_place(step, relative) is not None for step in layout.brief) or (days and _DAY.search(relative)):
+            continue
+        tier = tiers.of(relative)
+        if tier in (HOT, WARM) and any(spec.reader == "sections" for spec in choose_specs(relative, layout.records)):
+            found.append((TIERS.index(tier), path))
+    return [path for _, path in sorted(found)]
 
 
 def _is_dated(step: BriefStep) -> bool:
@@ -426,11 +452,21 @@ def _bound_time(at: float) -> float:
     return at if 0 < at < LATEST else 0.0
 
 
-def encode_parts(parts: list[Part], problems: list[str]) -> Any:
-    """Return parts as plain data, to keep them."""
-    return msgspec.to_builtins({"parts": parts, "problems": problems})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a brief of a snapshot can be made of."""
 
+    parts: list[Part]
+    problems: list[str]
+    """What could not be read."""
+    unread: list[str]
+    """As ``Plan`` has it."""
 
-def decode_parts(value: Any) -> tuple[list[Part], list[str]]:
-    """Return parts that were kept. Raise ``msgspec.ValidationError`` or ``LookupError``."""
-    return msgspec.convert(value["parts"], list[Part]), msgspec.convert(value["problems"], list[str])
+    def encode(self) -> Any:
+        """Return it as plain data, to keep it."""
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def decode(cls, value: Any) -> Self:
+        """Parse what was kept. Raise ``msgspec.ValidationError``."""
+        return msgspec.convert(value, cls)

@@ -7,7 +7,7 @@ hide. A fence is longer than any run of its sign inside. Names and titles outsid
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import field
 from datetime import UTC, datetime
 
@@ -16,7 +16,7 @@ from sidecar.host.values import dataclass
 from sidecar.models.records import Brief, BriefItem, SkippedItem
 from sidecar.program.limits.tiers import TIERS
 from sidecar.records.briefs.estimate import estimate_tokens
-from sidecar.records.briefs.items import Part
+from sidecar.records.briefs.items import Part, Readings
 from sidecar.records.record import join_lines
 
 LEAST_TOKENS, MOST_TOKENS, TOKENS = 300, 50_000, 2000
@@ -35,6 +35,9 @@ NAMED_SHARE = 12
 """This part of the budget, at most ``MOST_FOR_NAMES`` tokens, is kept free to name what did not fit."""
 MOST_FOR_NAMES = 200
 LEFT_OUT = 20
+"""The line above such names takes so many tokens."""
+LEAST_FOR_UNREAD = 600
+"""With a smaller budget, what is not quoted is counted, and named only where there is room left."""
 MOST_SKIPPED = 100
 LONGEST_NAME = 80
 LONGEST_PATH = 160
@@ -81,15 +84,16 @@ class _Choice:
     block: _Block
 
 
-def build_brief(subject: Subject, parts: Sequence[Part], tokens: int, style: str = MARKDOWN) -> Brief:
+def build_brief(subject: Subject, readings: Readings, tokens: int, style: str = MARKDOWN) -> Brief:
     """Return the brief of a snapshot within a budget of tokens."""
-    return _Page(subject, parts, tokens, style).build()
+    return _Page(subject, readings, tokens, style).build()
 
 
 class _Page:
-    def __init__(self, subject: Subject, parts: Sequence[Part], tokens: int, style: str) -> None:
+    def __init__(self, subject: Subject, readings: Readings, tokens: int, style: str) -> None:
         self._subject = subject
-        self._parts = parts
+        self._parts = readings.parts
+        self._unread = [_write_name(path, LONGEST_PATH) for path in readings.unread]
         self._budget = tokens
         self._markdown = style == MARKDOWN
         self._blocks: dict[tuple[str, ...], _Block] = {}
@@ -123,6 +127,7 @@ class _Page:
             items=[self._describe(choice) for choice in self._sort_chosen()],
             skipped=self._skipped[:MOST_SKIPPED],
             more=self._more + max(0, len(self._skipped) - MOST_SKIPPED),
+            unread=self._unread,
             estimate=ESTIMATE,
         )
 
@@ -181,7 +186,8 @@ class _Page:
         self._skip(choice.part, choice.cost)
 
     def _reserve_for_names(self) -> int:
-        return min(MOST_FOR_NAMES, self._budget // NAMED_SHARE) + LEFT_OUT
+        room = min(MOST_FOR_NAMES, self._budget // NAMED_SHARE) + LEFT_OUT
+        return room + self._measure_unread() if self._unread else room
 
     def _sort_chosen(self) -> list[_Choice]:
         return sorted(self._chosen, key=lambda choice: (*choice.block.order, choice.number))
@@ -256,22 +262,38 @@ class _Page:
         return "\n\n".join([*texts, *self._write_left_out(texts)]) + "\n"
 
     def _write_left_out(self, texts: list[str]) -> list[str]:
-        """Return the names of what did not fit, as many as there is room for."""
-        count = len(self._skipped) + self._more
-        if not count:
-            return []
-        room = self._budget - estimate_tokens("\n\n".join(texts)) - LEFT_OUT
+        """Return the names of what did not fit, and of what is not part of a brief, as many as there is room for."""
+        written: list[str] = []
+        if count := len(self._skipped) + self._more:
+            lines = [f"- {one.path}: {one.title} (about {one.tokens:,} tokens)" for one in self._skipped]
+            kept = LEFT_OUT + self._measure_unread() if self._unread else LEFT_OUT
+            told = f"Left out, as the budget was used up: {count:,}."
+            written += self._write_names(texts, told, count, lines, kept)
+        if self._unread:
+            lines, count = [f"- {path}" for path in self._unread], len(self._unread)
+            told = f"Not quoted, as the layout's order does not name it: {count:,}."
+            written += self._write_names([*texts, *written], told, count, lines, LEFT_OUT)
+        return written
+
+    def _write_names(self, before: list[str], told: str, count: int, lines: list[str], kept: int) -> list[str]:
+        """Return as many lines below what is ``told`` as there is room for, if ``kept`` tokens are to be left."""
+        room = self._budget - estimate_tokens("\n\n".join(before)) - kept
         names: list[str] = []
-        for one in self._skipped:
-            line = f"- {one.path}: {one.title} (about {one.tokens:,} tokens)"
+        for line in lines:
             room -= estimate_tokens(line) + 1
             if room < HEAD_ROOM:
                 break
             names.append(line)
         fence = "`" * (1 + max([3, *(len(run) for name in names for run in _TICKS.findall(name))]))
-        more = f" {count - len(names):,} are not named." if count > len(names) else ""
-        told = f"Left out, as the budget was used up: {count:,}.{more}"
+        told += f" {count - len(names):,} are not named." if count > len(names) else ""
         return [f"{told}\n{fence}text\n" + "\n".join(names) + f"\n{fence}"] if names else [told]
+
+    def _measure_unread(self) -> int:
+        """Return how much is kept free to name what is not quoted."""
+        if self._budget < LEAST_FOR_UNREAD:
+            return LEFT_OUT
+        names = sum(estimate_tokens(f"- {path}") + 1 for path in self._unread[:LEFT_OUT])
+        return LEFT_OUT + min(MOST_FOR_NAMES // 2, self._budget // NAMED_SHARE // 2, names + HEAD_ROOM)
 
 
 def _write_part(part: Part) -> str:

@@ -37,6 +37,15 @@ SAFE_HEADERS = {
     b"x-frame-options": b"DENY",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
 }
+_LENGTHS = Problem(
+    status=400,
+    title="Bad request",
+    detail="A request may not have both Content-Length and Transfer-Encoding.",
+    code="bad-request",
+    hint="Send one of them.",
+)
+"""A proxy in front may go by the other of the two, and take a part of this request for the next one (RFC 9112, section
+6.3). What follows it in the connection is not read."""
 _JSON = re.compile(r"application/(?:[a-z0-9._-]+\+)?json\s*(?:;.*)?", re.DOTALL)
 
 
@@ -87,19 +96,21 @@ class RequestGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (problem := self._find_objection(scope)):
-            await build_answer(problem)(scope, receive, send)
+            await build_answer(problem, {"Connection": "close"} if problem is _LENGTHS else None)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _find_objection(self, scope: Scope) -> Problem | None:
         """Return the problem with a request; ``None`` if it may pass."""
         path: str = scope["path"]
-        if path in HEALTH:
-            return None
         said: dict[bytes, list[str]] = {}
         for name, value in scope["headers"]:
             if name in LOOKED_AT:
                 said.setdefault(name, []).append(value.decode("latin-1"))
+        if b"transfer-encoding" in said and b"content-length" in said:
+            return _LENGTHS
+        if path in HEALTH:
+            return None
         hosts = said.get(b"host", [])
         if not self._hosts.allow(hosts):
             return _build_host_problem(hosts)
