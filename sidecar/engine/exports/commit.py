@@ -560,6 +560,7 @@ async def advance_head(
             # sandbox over does that, so that the swap of the earlier owner fails, and ``engine.fence`` raises if this
             # service is that earlier owner; or somebody removes packs or snapshots. If none of this one, the swap can be
             # tried again on top of the rewritten head.
+            await engine.repository.keep(manifest)  # before its packs, as when it was stored
             await hold_packs(engine.repository.store, manifest)
             guarded, state = False, there
     return ExportOutcome.DIVERGED, state

@@ -156,8 +156,10 @@ async def _open_memory(engine: Engine, memory: str) -> tuple[HeadState, Manifest
     if engine.limits.memory_bytes and not survey.complete:
         survey = await repository.survey(memory)  # all of it counts
     state = await repository.add_store_id(state)
-    reviews = await read_reviews_or_none(repository.store, memory, survey.sizes)
-    gone = sorted(reviews.declined.difference(survey.snapshots), reverse=True)[:MOST_KNOWN]
+    gone: list[str] = []
+    if MemoryKeys.of(memory).reviews in survey.sizes:
+        reviews = await read_reviews_or_none(repository.store, memory)
+        gone = sorted(reviews.declined.difference(survey.snapshots), reverse=True)[:MOST_KNOWN]
     try:
         head = await repository.manifest(memory, state.snapshot, survey) if state.snapshot else None
     except (SnapshotDamaged, SnapshotNotFound, ObjectRefused):
