@@ -13,7 +13,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import arrivals, encryption, growth, large, peers, providers, reading, search, service, tenants, warm
+from benchmarks import (
+    arrivals,
+    encryption,
+    far,
+    growth,
+    large,
+    peers,
+    providers,
+    reading,
+    search,
+    service,
+    tenants,
+    warm,
+)
 from benchmarks.table import Section
 
 RESULTS = Path(__file__).with_name("results.md")
@@ -30,6 +43,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
     "files": lambda folder: warm.measure_small_files(folder, 8415),
     "providers": lambda folder: providers.measure(folder, 50 * MB),
     "service": lambda folder: service.measure(folder, 200, 10 * MB),
+    "far": lambda folder: far.measure(folder, 10 * MB, (500, 10_000), 10_000, 10),
     "encryption": lambda folder: encryption.measure(folder, 200 * MB, 5),
     "tenants": lambda folder: tenants.measure(folder, 6000, 40),
     "reading": lambda folder: reading.measure(folder, 50 * MB, 100),
@@ -44,6 +58,7 @@ QUICK: dict[str, Callable[[Path], Section]] = {
     "files": lambda folder: warm.measure_small_files(folder, 1000),
     "providers": lambda folder: providers.measure(folder, 5 * MB),
     "service": lambda folder: service.measure(folder, 10, 1 * MB),
+    "far": lambda folder: far.measure(folder, 1 * MB, (20,), 50, 2, idle=3),
     "encryption": lambda folder: encryption.measure(folder, 20 * MB, 1),
     "tenants": lambda folder: tenants.measure(folder, 600, 5),
     "reading": lambda folder: reading.measure(folder, 5 * MB, 10),

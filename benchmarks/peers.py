@@ -58,7 +58,7 @@ class Tool:
 def find_tools() -> list[Tool]:
     """Return ourselves and the peers that are on this machine. A missing one is installed where that is possible: by
     ``apt-get`` as root, or, for borg, by pip."""
-    us = [sys.executable, "-c", "import sys; from sidecar.cli import main; sys.exit(main(sys.argv[1:]))"]
+    us = [sys.executable, "-c", "from sidecar.cli import run_alone; run_alone()"]  # as the installed command does
     tools = [
         Tool(
             OURS,

@@ -1,3 +1,3 @@
-from sidecar.cli import main
+from sidecar.cli import run_alone
 
-raise SystemExit(main())
+run_alone()

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ from sidecar.ports import Glance, Link, ObjectInfo, StoredObject
 
 __all__ = ["S3Config", "S3Store"]
 T = TypeVar("T")
+PIECE = 800
+"""A little less than what one request lists: names that have come since fit in."""
 
 
 class S3Store:
@@ -32,6 +35,8 @@ class S3Store:
         self._objects = S3Objects(self._connection)
         self._alone = SingleWriter(self._objects) if config.single_writer else None
         self._raced: RaceResult | None = None
+        self._splits: dict[str, Sequence[str]] = {}
+        """By prefix, where the names that follow it were when they were listed last, one of every ``PIECE``."""
         self._threads = _make_threads()
         """For requests; the threads of asyncio are too few for many memories."""
 
@@ -85,7 +90,18 @@ class S3Store:
         return await self._run(self._objects.glance, prefix, after, level)
 
     async def folders(self, prefix: str, *, most: int) -> Sequence[str]:
-        return await self._run(self._objects.folders, prefix, most)
+        # Where there were many a moment ago, they are listed in pieces, at once.
+        splits = self._splits.get(prefix, ()) if most > PIECE else ()
+        parts = await asyncio.gather(
+            *(
+                self._run(self._objects.folders, prefix, most, after, until)
+                for after, until in pairwise(["", *splits, ""])
+            )
+        )
+        found = sorted(set().union(*parts))
+        if most > PIECE:
+            self._splits[prefix] = found[PIECE::PIECE]
+        return found[:most]
 
     async def copy(self, source: str, target: str) -> None:
         await self._run(self._objects.copy, source, target)
@@ -122,7 +138,11 @@ class S3Store:
 
     def _list_sorted(self, prefix: str) -> Iterable[ObjectInfo]:
         # All pages before the first answer: SeaweedFS lists 'a/x' before 'a-b', folder by folder, not in key order.
-        return sorted(self._objects.entries(prefix), key=lambda info: info.key)
+        found = sorted(self._objects.entries(prefix), key=lambda info: info.key)
+        if prefix.endswith("/") and len(found) > PIECE:
+            names = sorted({info.key[len(prefix) :].partition("/")[0] for info in found})
+            self._splits[prefix] = names[PIECE::PIECE]
+        return found
 
     def _abort_uploads(self, prefix: str, older_than: float = float("inf")) -> int:
         """Abort unfinished multipart uploads; return how many."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from botocore.model import OperationModel
     from mypy_boto3_s3 import S3Client
 
-CONNECTIONS = 16
-"""Connections that are kept open at most; only a race of writers uses so many."""
+CONNECTIONS = 32
+"""Connections that are kept open at most. Reading many heads, and a race of writers, use so many."""
 _ATTEMPTS = 4
 _NAMESPACED_ERROR = re.compile(rb"""(\A\s*(?:<\?xml[^>]*\?>\s*)?<Error)\s+xmlns=(?:"[^"]*"|'[^']*')""")
 _Style = Literal["path", "virtual"]

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from adapters.stores.s3_client import CONNECTIONS, HeldBackBody
+from adapters.stores.s3_client import HeldBackBody
 from adapters.stores.s3_errors import Unsupported, WriteConflict
 from adapters.stores.s3_objects import S3Objects
 from sidecar.errors import ObjectMissing, StoreError, StoreUnreachable, StoreUnsafe, SwapLost
@@ -28,7 +28,7 @@ from sidecar.host.values import dataclass
 MARKER = "store.json"
 _FORMAT = 1
 WRITERS = 2
-AT_ONCE = CONNECTIONS // WRITERS
+AT_ONCE = 8
 TURNS = 4
 RACES = AT_ONCE * TURNS
 """Of plain requests sent at once, two won in a quarter to a third of the races on a server that compares and then

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef, ObjectIdentifierTypeDef, ObjectTypeDef
 
 CHUNK = 1 << 20
+PAGE = 1000
+"""What a request for a listing of names asks for; no server lists more."""
 PART = 16 << 20
 SINGLE_PUT_BELOW = 32 << 20
 SINGLE_COPY_BELOW = 1 << 30
@@ -159,19 +161,27 @@ class S3Objects:
         key, modified = self._strip_prefix(entry["Key"]), entry["LastModified"].timestamp()
         return ObjectInfo(key, entry["Size"], modified, entry.get("ETag", ""))
 
-    def folders(self, prefix: str, most: int) -> list[str]:
-        """Return the next path part after ``prefix`` of keys that continue after a '/', sorted."""
+    def folders(self, prefix: str, most: int, after: str = "", until: str = "") -> set[str]:
+        """Return the next path part after ``prefix`` of keys that continue after a '/': about ``most`` at most, those
+        that the server lists after ``after``, and not before ``until``.
+
+        Servers sort 'a' and 'a-b' by these names, or as 'a-b/' and 'a/'. Only a name that is beyond ``until`` either way
+        ends the listing, so what is listed until and after the same name is together what there is.
+        """
         found: set[str] = set()
-        start = len(self._add_prefix(prefix))
+        start = self._add_prefix(prefix)
+        options: dict[str, Any] = {"StartAfter": start + after} if after else {}
         with self._translate_errors(prefix):
             pages = self._get_client().get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._add_prefix(prefix), Delimiter="/"):
+            options["PaginationConfig"] = {"PageSize": PAGE}
+            for page in pages.paginate(Bucket=self._bucket, Prefix=start, Delimiter="/", **options):
                 if "IsTruncated" not in page and "Name" not in page:
                     raise self._make_not_s3_error()
-                found |= {entry["Prefix"][start:].rstrip("/") for entry in page.get("CommonPrefixes", ())}
-                if len(found) >= most:
+                names = [entry["Prefix"][len(start) :].rstrip("/") for entry in page.get("CommonPrefixes", ())]
+                found.update(names)
+                if len(found) >= most or (until and names and names[-1] > until):
                     break
-        return sorted(found)[:most]
+        return found
 
     def versions(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yield key and version id of every version and delete marker. Raise ``Unsupported`` if the server has no

@@ -1,5 +1,5 @@
 """The command line: ``memory-sidecar``."""
 
-from sidecar.cli.main import main
+from sidecar.cli.main import main, run_alone
 
-__all__ = ["main"]
+__all__ = ["main", "run_alone"]

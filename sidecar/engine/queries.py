@@ -123,10 +123,10 @@ async def _read_folder(
     """Return the row of the memory in a folder; ``None`` if there is none, or ``view`` does not show it."""
     prefix = f"{ROOT}{folder}/"
     snapshots = [info.key for info in infos if info.key.startswith(f"{prefix}snapshots/")]
-    heads = [info.key for info in infos if info.key == f"{prefix}head.json"]
+    heads = {info.key: info.version for info in infos if info.key == f"{prefix}head.json"}
     if not snapshots and not heads:
         return None
-    state = await repository.find_head(folder) if heads else None
+    state = await repository.find_head(folder, *heads.values()) if heads else None
     if state is not None and state.head is not None:
         memory = state.head.memory
     else:

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import zlib
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Callable, Dict, List, Sequence, Union
 
 from sidecar.format.protocol import (
     NEED_RULES,
@@ -75,6 +75,8 @@ def main(nonce: str, request: bytes, rules: bytes, package: bytes) -> int:
     answer.python = "%d.%d" % sys.version_info[:2]
     answer.left = run.left
     _print(nonce, answer, run.inline)
+    for end in run.endings:
+        end()
     return 0
 
 
@@ -105,6 +107,8 @@ class _Run:
         """The bytes of the bundle, if it is small enough to be printed."""
         self.left: List[str] = []
         """Uploads that could not be removed."""
+        self.endings: List[Callable[[], None]] = []
+        """What is done last, when the answer is on its way."""
 
     def answer(self, links: str) -> Answer:
         """Carry out the request. Whatever goes wrong becomes an answer."""
@@ -159,7 +163,7 @@ class _Run:
             if isinstance(question, TidyQuestion):
                 return _read_last_answer(scratch, question)
             if isinstance(question, ExportQuestion):
-                exported = _export(question, rules, scratch, self._home)
+                exported = _export(question, rules, scratch, self._home, self.endings)
                 kept = self._take_bundle(exported, question.inline_bytes)
                 answer: Answer = exported
             else:
@@ -233,22 +237,30 @@ def _undo_restores(scratch: Scratch) -> bool:
     return found
 
 
-def _export(question: ExportQuestion, rules: Rules, scratch: Scratch, home: str) -> ExportAnswer:
-    """Export; start again if it turns out to be over a limit, or if the base cannot be used."""
+def _export(
+    question: ExportQuestion, rules: Rules, scratch: Scratch, home: str, endings: List[Callable[[], None]]
+) -> ExportAnswer:
+    """Export; start again if it turns out to be over a limit, if the base cannot be used, or if a copy was misread."""
+    from sidecar.program.capture.builder import CopyMisread
     from sidecar.program.capture.export import BaseUnusable, Export
     from sidecar.program.limits.fit import ExportLimits, OverLimit
 
-    fit, unusable = ExportLimits(question.limits), list(question.unusable)
+    fit, unusable, follows = ExportLimits(question.limits), list(question.unusable), True
     while True:
-        run = Export(question, rules, scratch, home, fit, unusable)
+        run = Export(question, rules, scratch, home, fit, unusable, follows)
         try:
-            return run.run()
+            answer = run.run()
+            endings.append(run.taking.end)  # giving the disk back what copies took would hold up the answer
+            return answer
         except OverLimit:
             run.taking.bundle.abandon()
             fit.start_round()
         except BaseUnusable:
             run.taking.bundle.abandon()
             unusable += run.lineage[:1]
+        except CopyMisread:
+            run.taking.bundle.abandon()
+            follows = False
 
 
 def _restore(question: RestoreQuestion, rules: Rules, scratch: Scratch, home: str) -> RestoreAnswer:

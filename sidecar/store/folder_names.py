@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from sidecar.errors import KeyRefused, ObjectMissing, SwapLost
+from sidecar.errors import KeyRefused, ObjectMissing, StoreError, SwapLost
 from sidecar.format.checksums import encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ids import ROOT, build_portable_folder, parse_portable_folder
@@ -125,15 +125,29 @@ class PortableStore(StoreLayer):
             if expected is not None and double.folder in self._mixed:
                 place = await self._locate_to_read(key)  # it is swapped in the folder it is in
             return await self._inner.swap(place, data, expected=expected)
-        # The remembered form is used only for the old folder, where the swap itself fails if the memory is not there
-        # any more.
-        if self._homes.get(double.folder) is not FolderForm.OLD:
-            self._homes[double.folder] = await self._claim_folder(double)
+        # The remembered form is relied on only where there is a head to replace: the swap itself fails if the memory is
+        # not there any more. That earlier versions find the signpost is seen to meanwhile.
+        home, looking = self._homes.get(double.folder), None
+        if home is None or (home is FolderForm.NEW and expected is None):
+            home = self._homes[double.folder] = await self._claim_folder(double)
+        elif home is FolderForm.NEW:
+            looking = asyncio.create_task(self._keep_signpost(double))
         try:
-            return await self._inner.swap(double.at(self._homes[double.folder]), data, expected=expected)
+            return await self._inner.swap(double.at(home), data, expected=expected)
         except SwapLost:
             self._homes.pop(double.folder, None)
             raise
+        finally:
+            if looking is not None:
+                await looking
+
+    async def _keep_signpost(self, key: _MemoryKey) -> None:
+        """Make sure that the signpost to a memory in the new folder is there. An error is only logged: the next write
+        looks again."""
+        try:
+            await self._claim_folder(key)
+        except StoreError as problem:
+            LOG.warning("The signpost to %s could not be looked at: %s", key.at(FolderForm.NEW), problem.message)
 
     async def stream(self, key: str) -> AsyncIterator[bytes]:
         begun = False
@@ -187,11 +201,15 @@ class PortableStore(StoreLayer):
             folder = parse_portable_folder(name)
             if folder != name:
                 key = f"{ROOT}{folder}{info.key[len(ROOT) + len(name) :]}"
-                if below is None and key.endswith(f"/{HEAD}"):
+                if key == f"{ROOT}{folder}/{HEAD}":
                     self._homes.setdefault(folder, FolderForm.NEW)
                 in_new[key] = replace(info, key=key)
             elif not _is_signpost(info):
                 in_old[info.key] = info
+        if below is None:
+            for key in in_old.keys() - in_new.keys():
+                if (double := _parse_key(key)) is not None and double.is_head:
+                    self._homes.setdefault(double.folder, FolderForm.OLD)
         if below is not None and in_old and in_new:
             self._mixed.add(below.folder)
         in_old_home = below is not None and self._homes.get(below.folder) is FolderForm.OLD

@@ -16,7 +16,7 @@ from sidecar.host.work import gather_few
 from sidecar.ids import MemoryKeys
 from sidecar.models.answers import Collected
 from sidecar.ports import ObjectInfo
-from sidecar.store.marks import Mark, Marks, State
+from sidecar.store.marks import Mark, Marks, State, may_be_under_way
 from sidecar.store.repository import PARALLEL_READS, Repository
 
 GRACE_SECONDS = 24 * 3600.0
@@ -31,6 +31,8 @@ class _Inventory:
     """Everything a memory has in the store, from one listing, and the store's time then."""
 
     now: float
+    head: float | None = None
+    """When the head was written."""
     packs: dict[str, list[ObjectInfo]] = field(default_factory=dict)
     """The objects of each pack: the pack itself and its index."""
     marks: dict[str, float] = field(default_factory=dict)
@@ -107,7 +109,8 @@ async def _take_inventory(repository: Repository, keys: MemoryKeys, dry_run: boo
     found = [info async for info in repository.store.list(keys.prefix)]
     # Another collector may have removed the clock object; then the newest time of all objects is not later than now.
     times = [info.modified for info in found if info.key == keys.clock] or [info.modified for info in found]
-    stock = _Inventory(time.time() if dry_run else max(times, default=0.0))
+    head = next((info.modified for info in found if info.key == keys.head), None)
+    stock = _Inventory(time.time() if dry_run else max(times, default=0.0), head)
     for info in found:
         if info.key.startswith(keys.packs):
             stock.packs.setdefault(keys.parse_pack_id(info.key), []).append(info)
@@ -180,7 +183,9 @@ async def _delete_claimed(
     repository: Repository, memory: str, marks: Marks, stock: _Inventory, claimed: list[tuple[str, Mark]], began: float
 ) -> list[str]:
     """Delete the claimed packs that still no manifest refers to; return them."""
-    # The manifests must be read after the claim: see ``sidecar.store.marks``.
+    # The manifests must be read after the claim, and after the fence: see ``sidecar.store.marks``.
+    if any(may_be_under_way(info.modified, stock.head) for pack, _ in claimed for info in stock.packs[pack]):
+        await repository.fence(memory)
     needed = await _list_needed(repository, memory)
     if needed is None or time.monotonic() - began > CLAIM_SECONDS / 2:
         return []

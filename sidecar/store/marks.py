@@ -21,10 +21,26 @@ because the pack is deleted before its mark, finds the pack missing; and it fail
 Packs of the head need not be looked for, if the new snapshot is to replace that head by compare-and-swap: when that
 succeeds, they were those of the head all the time, from before the export read its base. A collector that read the
 manifests in that time found the head's. One that read them before that, and found none that named the pack, had marked
-it before the head's own manifest was written; whoever made that snapshot the head has called ``hold_packs`` after
-writing it, and found the mark, or the pack missing.
+it before the head's own manifest was written; whoever made that snapshot the head has found the mark, or the pack
+missing, or did not have to look, as follows.
 
-The grace period plays no part in this argument. It is for readers (a restore, a link that a sandbox has), and lets
+An ordinary export looks for nothing at all (``is_guarded_by_swap``): it stores one pack, names it and packs of the
+head, and swaps the head. Here the collector sees to it that the swap fails where it has to. If it has claimed a pack
+that was stored after the head was written, as the listing shows in which it saw the pack, it writes the head again
+(``Repository.fence``). Then it reads the manifests, the head first, and deletes nothing unless the manifest of that
+head is among them. Suppose that an export swaps the head, and its new pack was claimed:
+- If the swap came before the collector read the head, the manifest was there when the collector read the manifests.
+- If it came later, and the export had read the head after the collector did, its pack was not listed; nor can it have
+  been claimed. The packs that it took over are those of the head that the collector found, or of one that grew out of
+  it in the same way.
+- If it came later, and the export had read the head before that, the head was the same from then until the swap. So its
+  pack was stored after the head was written, and the fence came in between: the swap fails.
+An export that loses its swap to a fence looks for its packs like any other, and only then swaps again.
+
+(Collectors of earlier versions do not fence. They do not claim a pack that is younger than their grace period either,
+so an export that took longer, as far as it can know, looks for its packs.)
+
+The grace period plays no other part in this argument. It is for readers (a restore, a link that a sandbox has), and lets
 exports succeed: a pack is not marked before it is as old as the grace period, and an export does not commit on a base
 that it read longer ago than half of it. By then a pack it relies on may be ``waiting``, but not yet ``going``.
 """
@@ -40,10 +56,15 @@ from enum import StrEnum
 from sidecar.errors import BaseCollected, ObjectRefused, SwapLost
 from sidecar.host.values import dataclass
 from sidecar.ids import MemoryKeys
+from sidecar.policy.retention import SAFE_PART
 from sidecar.ports import Store
 from sidecar.store.manifest import Manifest, Pack
 
 LOG = logging.getLogger("sidecar")
+QUICK_SECONDS = 300.0
+"""An export that needs longer than this from its pack to its manifest looks for its packs in any case."""
+CLOCKS_DIFFER = 300.0
+"""By how many seconds the times that a store gives to two objects may be wrong."""
 
 
 class State(StrEnum):
@@ -99,6 +120,19 @@ class Marks:
     async def remove(self, packs: Iterable[str]) -> None:
         """Remove marks, after their packs were deleted."""
         await self.store.delete([self.keys.mark(pack) for pack in packs])
+
+
+def is_guarded_by_swap(took: float, grace: float) -> bool:
+    """Whether an ordinary export can leave it to the swap of the head to find out that its new pack was claimed.
+    ``took``: the seconds from before it was stored until the manifest that names it was there; ``grace``: the grace
+    period of collectors, as far as it is known here."""
+    return took < min(QUICK_SECONDS, grace * SAFE_PART)
+
+
+def may_be_under_way(pack: float, head: float | None) -> bool:
+    """Whether an export may be about to swap the head for a snapshot with a pack of which a collector knows no manifest:
+    not if the pack was stored (``pack``) before the head was written (``head``; ``None``: there is none to swap)."""
+    return head is not None and pack > head - CLOCKS_DIFFER
 
 
 async def hold_packs(store: Store, manifest: Manifest, *, held: Collection[str] = ()) -> None:

@@ -53,7 +53,7 @@ from sidecar.store.reviews import ACCEPTED, Reviews, read_reviews_or_none
 from sidecar.store.store_id import ensure_store_id, read_store_id
 
 LOG = logging.getLogger("sidecar")
-PARALLEL_READS = 16
+PARALLEL_READS = 32
 MOST_BEYOND = 20
 """At most this many snapshots after the head are read before an export."""
 MOST_RECENT = 100
@@ -142,11 +142,11 @@ class Repository:
         notice = witnesses.tell(later.words(memory, state.snapshot, state.problem))
         return HeadState(later.head, state.version, notice=notice) if later.head else replace(state, notice=notice)
 
-    async def find_head(self, folder: str) -> HeadState | None:
+    async def find_head(self, folder: str, listed: str = "") -> HeadState | None:
         """Return the head of the memory in a folder of the store, whose name may not tell the id; ``None`` if it is not
-        valid."""
+        valid. ``listed``: its version, as a listing shows it."""
         try:
-            stored = await self.store.get(MemoryKeys(f"{ROOT}{folder}/").head)
+            stored = await self._read(MemoryKeys(f"{ROOT}{folder}/").head, listed)
             memory = decode_checksummed(stored.data).get("memory") if stored is not None else None
             if stored is None or not isinstance(memory, str) or build_memory_key(memory) != folder:
                 return None
@@ -378,10 +378,12 @@ class Repository:
         self.recall.keep(key, data, version)
         self.recall.add_recent(manifest.memory, ObjectInfo(key, len(data), manifest.time.timestamp(), version))
 
-    async def move_head(self, state: HeadState, manifest: Manifest) -> Head:
+    async def move_head(self, state: HeadState, manifest: Manifest, *, keep: bool = True) -> Head:
         """Point the head at a snapshot, if it was not moved since ``state`` was read. Raise ``SwapLost`` otherwise.
 
-        A head that replaces a damaged or missing one remembers what the manifests say was head before.
+        A head that replaces a damaged or missing one remembers what the manifests say was head before. Without ``keep``
+        it is not made sure that the snapshot still exists: for one that was just made on top of that head, of which
+        ``sidecar.store.marks`` says that the swap fails if it does not.
         """
         store = state.store_id or await self._ensure_id()
         head = Head.at(manifest, datetime.now(UTC), state.head, store)
@@ -407,7 +409,8 @@ class Repository:
                 raise
         if self.witnesses is not None:
             await self.witnesses.add(head, state.head)
-        await self.keep(manifest)
+        if keep:
+            await self.keep(manifest)
         return head
 
     async def rebuild_head(self, memory: str) -> Head | None:
@@ -454,7 +457,8 @@ class Repository:
         while (state := await self.head(memory)).head is not None:
             head = replace(state.head, generation=state.head.generation + 1)
             with contextlib.suppress(SwapLost):
-                await self.store.swap(MemoryKeys.of(memory).head, head.encode(), expected=state.version)
+                key, data = MemoryKeys.of(memory).head, head.encode()
+                self.recall.keep(key, data, await self.store.swap(key, data, expected=state.version))
                 if self.witnesses is not None:
                     await self.witnesses.add(head, state.head)
                 return

@@ -1,8 +1,9 @@
 """Forget snapshots: apply the retention rules to a memory or a whole store, then collect what is not needed any more.
 
 A snapshot is forgotten by removing its manifest. The head and the pins are read right before and right after: what
-became the head or was pinned in between is put back, as ``Repository.keep`` explains. Packs are removed later, see
-``sidecar.store.garbage``.
+became the head or was pinned in between is put back, as ``Repository.keep`` explains. Where one is removed that an
+export may be about to make the head, the head is written again in between: that export loses its swap, and looks. Packs
+are removed later, see ``sidecar.store.garbage``.
 """
 
 from __future__ import annotations
@@ -358,10 +359,13 @@ async def _remove(repository: Repository, memory: str, going: Iterable[str], man
     if not ids:
         return 0
     await repository.store.prepare()
-    safe = await _list_untouchable(repository, memory)
+    head, safe = await _list_untouchable(repository, memory)
     ids = [snapshot for snapshot in ids if snapshot not in safe]
     await repository.store.delete(keys.snapshot(snapshot) for snapshot in ids)
-    back = set(ids) & await _list_untouchable(repository, memory)
+    if any(snapshot > head for snapshot in ids):
+        await repository.fence(memory)  # no export makes one the head that is older
+    _, safe = await _list_untouchable(repository, memory)
+    back = safe.intersection(ids)
     for snapshot in back:
         manifest = manifests[snapshot]
         if isinstance(manifest, Manifest):
@@ -370,9 +374,10 @@ async def _remove(repository: Repository, memory: str, going: Iterable[str], man
     return len(ids) - len(back)
 
 
-async def _list_untouchable(repository: Repository, memory: str) -> set[str]:
-    """Return the head and the pinned snapshots. Raise ``StoreError`` if the head cannot be read."""
+async def _list_untouchable(repository: Repository, memory: str) -> tuple[str, set[str]]:
+    """Return the head, and what must stay: it and the pinned snapshots. Raise ``StoreError`` if the head cannot be
+    read."""
     state = await repository.head(memory)
     if state.problem:
         raise StoreError(f"Nothing is forgotten while the head of {memory} cannot be read: {state.problem}")
-    return {state.snapshot} | await repository.pinned(memory)
+    return state.snapshot, {state.snapshot} | await repository.pinned(memory)

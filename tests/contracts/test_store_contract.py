@@ -358,6 +358,30 @@ async def test_listing_is_in_key_order_and_says_size_and_time(place: Place) -> N
     assert all(before - 3 < info.modified < time.time() + 3 for info in listed)
 
 
+async def test_no_folder_is_missed_where_many_are_listed_in_pieces(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapters.stores.s3.PIECE", 2)
+    monkeypatch.setattr("adapters.stores.s3_objects.PAGE", 2)
+    names = {"a", "a-", "a-b", "a-b-c", "a.b", "a0", "ab", "ab-", "b", "b-c", "b.c", "bc", "c"}
+
+    async def listed() -> list[str]:
+        return [*await place.store.folders("memories/", most=1000)]
+
+    for name in names:
+        await place.store.put(f"memories/{name}/head.json", b"x")
+    assert await listed() == sorted(names)
+    assert await listed() == sorted(names)  # from here on in pieces
+    new = {"a-a", "a--", "b--", "d", "d-", "0", "a."}
+    for name in new:
+        await place.store.put(f"memories/{name}/head.json", b"x")
+    wanted = sorted(names | new)
+    assert await listed() == wanted
+    keys = sorted(f"memories/{one}/head.json" for one in wanted)
+    assert [info.key async for info in place.store.list("memories/")] == keys
+    assert await listed() == wanted
+
+
 async def test_folders_are_what_comes_next_in_keys(place: Place) -> None:
     assert await place.store.folders("memories/", most=10) == []
     odd = "_a_1" if place.refuses("a~1") else "a~1"

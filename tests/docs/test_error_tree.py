@@ -29,8 +29,8 @@ WITHIN = {
         "Unreadable",
     ),
     # In the program inside the sandbox, which knows nothing of the tree.
-    *("BadTarball", "BaseUnusable", "OtherProtocol", "OverLimit", "Refusal", "RulesMissing", "UnexpectedPage"),
-    *("UnnamedDatabase", "Unscrubbable"),
+    *("BadTarball", "BaseUnusable", "CopyMisread", "OtherProtocol", "OverLimit", "Refusal", "RulesMissing"),
+    *("UnexpectedPage", "UnnamedDatabase", "Unscrubbable"),
 }
 """Signals between two functions, caught before anything reaches a caller."""
 

@@ -193,6 +193,81 @@ async def test_an_export_that_commits_while_a_collector_makes_up_its_mind_keeps_
     await assert_all_whole(engine_on(url))
 
 
+def pausing_engine(store: Any) -> Engine:
+    return Engine(open_sandbox=open_sandbox, repository=Repository(store))
+
+
+@pytest.mark.parametrize(("after", "anew"), [(False, True), (True, False)])
+async def test_an_export_that_leaves_it_to_its_swap_loses_that_to_who_collected_its_pack(
+    url: str, tmp_path: Path, after: bool, anew: bool
+) -> None:
+    """It does not look for its pack. Whoever takes a young one away writes the head again."""
+    home = home_with(tmp_path / "home", "first")
+    await exported(engine_on(url), home)
+    paused: Any = Paused(open_store(url), "swap", KEYS.snapshots, other_process(url), after=after)
+    receipt = await exported(pausing_engine(paused), home, "late work")
+    assert paused.paused and receipt.outcome is ExportOutcome.COMMITTED
+    assert any("begun anew" in warning for warning in receipt.warnings) is anew
+    engine = engine_on(url)
+    assert (await engine.repository.head(MEMORY)).snapshot == receipt.snapshot
+    await assert_restorable(engine, receipt.snapshot or "", "late work", tmp_path / "check")
+    await assert_all_whole(engine)
+
+
+@pytest.mark.parametrize(
+    ("call", "prefix", "after", "too_late"),
+    [
+        ("swap", KEYS.marks, False, False),
+        ("swap", KEYS.marks, True, False),
+        ("swap", KEYS.head, False, False),
+        ("swap", KEYS.head, True, True),
+        ("delete", KEYS.packs, False, True),
+    ],
+)
+async def test_a_head_that_moves_while_a_collector_makes_up_its_mind_has_its_packs(
+    url: str, tmp_path: Path, call: str, prefix: str, after: bool, too_late: bool
+) -> None:
+    home = home_with(tmp_path / "home", "first")
+    await exported(engine_on(url), home)
+    stored, decided = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_the_collector() -> None:
+        stored.set()
+        await decided.wait()
+
+    exporting: Any = Paused(open_store(url), "swap", KEYS.snapshots, wait_for_the_collector)
+    late = asyncio.create_task(exported(pausing_engine(exporting), home, "late work"))
+    await asyncio.wait_for(stored.wait(), 60)
+
+    async def let_it_commit() -> None:
+        decided.set()
+        await asyncio.wait({late}, timeout=60)
+
+    collecting: Any = Paused(open_store(url), call, prefix, let_it_commit, after=after)
+    done = await forget(Repository(collecting), MEMORY, ONE)
+    receipt = await late
+    assert collecting.paused and receipt.outcome is ExportOutcome.COMMITTED
+    assert any("begun anew" in warning for warning in receipt.warnings) is too_late
+    assert done.collected.objects == (2 if too_late else 0)
+    await assert_restorable(engine_on(url), receipt.snapshot or "", "late work", tmp_path / "check")
+    await assert_all_whole(engine_on(url))
+
+
+async def test_a_snapshot_that_is_forgotten_before_it_is_the_head_is_put_back(url: str, tmp_path: Path) -> None:
+    home = home_with(tmp_path / "home", "first")
+    await exported(engine_on(url), home)
+
+    async def make_room() -> None:
+        done = await forget(Repository(open_store(url)), MEMORY, Retention(memory_bytes=1))
+        assert done.forgotten == 1
+
+    paused: Any = Paused(open_store(url), "swap", KEYS.head, make_room)
+    receipt = await exported(pausing_engine(paused), home, "late work")
+    assert paused.paused > 1 and receipt.outcome is ExportOutcome.COMMITTED
+    await assert_restorable(engine_on(url), receipt.snapshot or "", "late work", tmp_path / "check")
+    await assert_all_whole(engine_on(url))
+
+
 @pytest.mark.parametrize("always", [False, True])
 async def test_an_export_that_took_longer_than_half_the_grace_period_does_not_commit(
     tmp_path: Path, always: bool

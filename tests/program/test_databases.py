@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -11,14 +12,24 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sidecar.format.index import FILE, Entry
 from sidecar.format.refusal import Refusal
+from sidecar.program import main as main_module
+from sidecar.program.cache import KnownEntry
+from sidecar.program.capture import export as export_module
+from sidecar.program.capture import reader
+from sidecar.program.capture.builder import CopyMisread
+from sidecar.program.limits import fit
 from sidecar.program.sqlite import backup
 from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
 from tests.parts.homes import PROJECT
+
+TASKS = "/proc/self/task"
 
 
 def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:
@@ -192,7 +203,7 @@ def test_free_pages_are_counted_with_what_is_in_the_log_and_nothing_changes(tmp_
 PEAK = """
 import sys
 from sidecar.program.sqlite import pages
-nothing = pages.Looks(lambda data: False, lambda data: True)
+nothing = lambda data: ((at, False) for at in range(0, len(data), 64))  # traces everywhere
 assert not pages.may_concern(sys.argv[1], nothing, None)
 assert not pages.has_remains(sys.argv[1], nothing)
 with open("/proc/self/status") as status:
@@ -214,18 +225,174 @@ def test_looking_through_a_large_database_takes_little_memory(tmp_path: Path) ->
     assert int(ran.stdout) < 80, "MB; the file has 200"
 
 
-def test_while_a_database_is_read_nothing_else_of_the_program_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("large", [False, True])
+def test_while_a_database_is_read_nothing_else_runs_in_that_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     """Another thread that closes a file of the database ends the locks that keep its writer from what is being read."""
     make(tmp_path / "a.db", "WAL")
-    readers: list[threading.Thread] = []
-    copy_live = backup._copy_live
+    monkeypatch.setattr(backup, "LARGE", 0 if large else 1 << 30)
+    log, copy_live = tmp_path / "log", backup._copy_live
 
     def watched(*given: Any) -> str:
-        readers.append(threading.current_thread())
+        with log.open("a") as told:
+            told.write(
+                f"{os.getpid()} {threading.current_thread() is threading.main_thread()} {len(os.listdir(TASKS))}\n"
+            )
         return copy_live(*given)
 
     monkeypatch.setattr(backup, "_copy_live", watched)
     copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
-    assert readers == [threading.current_thread()] and copied.read_check() == "ok"
+    try:
+        assert copied.read_check() == "ok"
+    finally:
+        copied.wait()
+    ((process, in_main, threads),) = [line.split() for line in log.read_text().splitlines()]
+    assert (int(process) == os.getpid()) is not large
+    assert in_main == "True"
+    assert threads == "1" or not large
+
+
+@pytest.mark.parametrize("raised", [OSError(5, "Input/output error"), Refusal("database-busy", "Busy.", True)])
+def test_what_goes_wrong_in_the_other_process_is_raised_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+
+    def fail(*given: Any) -> str:
+        raise raised
+
+    monkeypatch.setattr(backup, "_copy_live", fail)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    with pytest.raises(type(raised), match=raised.args[-1] if isinstance(raised, OSError) else "Busy"):
+        copied.expect()
+    copied.wait()
+
+
+def test_a_database_is_copied_by_this_process_if_the_other_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    parent, copy_live = os.getpid(), backup._copy_live
+
+    def killed(*given: Any) -> str:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return copy_live(*given)
+
+    monkeypatch.setattr(backup, "_copy_live", killed)
+    copied = backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert copied.check == "ok" and quick_check(str(tmp_path / "copy")) == "ok"
+
+
+def test_a_copy_is_checked_by_this_process_if_the_other_one_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    check = backup.quick_check
+
+    def fail(place: str, mapped: bool = False) -> str:
+        if mapped:
+            raise MemoryError
+        return check(place)
+
+    monkeypatch.setattr(backup, "quick_check", fail)
+    assert backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
+
+
+def test_nothing_of_a_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a.db", "WAL")
+    monkeypatch.setattr(backup, "LARGE", 0)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert copied.read_check() == "ok" and (tmp_path / "copy").exists()
+    copied.remove()
+    copied.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_copy_is_read_right_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a.db", "WAL", 40_000)
+    monkeypatch.setattr(backup, "LARGE", 0)
+    monkeypatch.setattr(backup, "_copy_live", slowly(backup._copy_live))
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    follower = copied.follow(4096)
+    assert follower is not None and len(follower.checksums) > 3
+    assert copied.read_check() == "ok" and copied.confirm()
+    place = str(tmp_path / "copy")
+    with open(place, "rb") as stream:
+        whole = reader.read_stream(stream, os.path.getsize(place), None, str(tmp_path), 4096)
+    flipped = bytearray(whole.sums)
+    for number in (0, 300, 301, 1500, len(whole.sums) // 16 - 1):
+        flipped[number * 16] ^= 1
+    entry = Entry("a.db", FILE, 0o644, whole.size, 0, "0" * 64, 4096, bytes(flipped))
+    for given in (None, follower):
+        with open(place, "rb") as stream:
+            again = reader.read_stream(stream, whole.size, KnownEntry(entry, []), str(tmp_path), 4096, given)
+        assert (again.digest, again.sums, again.size) == (whole.digest, whole.sums, whole.size)
+        assert again.blocks == [0, 300, 301, 1500, len(whole.sums) // 16 - 1]
+        pages = Path(place).read_bytes()
+        assert again.carried.read() == b"".join(pages[n * 4096 : (n + 1) * 4096] for n in again.blocks)
+    copied.remove()
+    assert copied.confirm()  # still, when the copy is gone
+    copied.wait()
+
+
+def slowly(copy_live: Any, before: Any = None) -> Any:
+    """A copy that takes its time when it is nearly complete."""
+
+    def copy(source: str, target: str, *given: Any) -> str:
+        if before is not None:
+            before(Path(target))
+        made: str = copy_live(source, target, *given)
+        time.sleep(0.3)
+        return made
+
+    return copy
+
+
+def test_what_is_read_before_it_is_written_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "a.db", "WAL", 40_000)
+    monkeypatch.setattr(backup, "LARGE", 0)
+    copy_live = backup._copy_live
+
+    def rewritten(source: str, target: str, *given: Any) -> str:
+        made = copy_live(source, target + ".first", *given)
+        data = bytearray(Path(target + ".first").read_bytes())
+        Path(target).write_bytes(data[: 2 << 20] + bytes(4096) + data[(2 << 20) + 4096 :])
+        time.sleep(0.3)  # it is read
+        with open(target, "r+b") as file:
+            file.seek(2 << 20)
+            file.write(data[2 << 20 : (2 << 20) + 4096])
+        return made
+
+    monkeypatch.setattr(backup, "_copy_live", rewritten)
+    copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    assert copied.follow(4096) is not None
+    assert copied.read_check() == "ok"
+    assert not copied.confirm()
+    copied.wait()
+
+
+def test_an_export_that_misread_a_copy_reads_it_again_when_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[bool] = []
+
+    class Export:
+        def __init__(self, *given: Any) -> None:
+            rounds.append(given[-1])
+            self.taking = SimpleNamespace(bundle=SimpleNamespace(abandon=lambda: rounds.append(False)), end=None)
+
+        def run(self) -> str:
+            if rounds[-1]:
+                raise CopyMisread
+            return "answer"
+
+    monkeypatch.setattr(export_module, "Export", Export)
+    monkeypatch.setattr(fit, "ExportLimits", lambda limits: None)
+    question = SimpleNamespace(limits=None, unusable=[])
+    assert main_module._export(question, None, None, "", []) == "answer"  # type: ignore[arg-type, comparison-overlap]
+    assert rounds == [True, False, False]

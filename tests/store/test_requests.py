@@ -50,8 +50,8 @@ def engine_on(url: str) -> Engine:
 class Conversations:
     """One home that is exported after each of its conversations."""
 
-    def __init__(self, engine: Engine, home: Path) -> None:
-        self.engine, self.home, self.count = engine, empty_home(home), 0
+    def __init__(self, engine: Engine, home: Path, memory: str = MEMORY) -> None:
+        self.engine, self.home, self.count, self.memory = engine, empty_home(home), 0, memory
         write(self.home / "MEMORY.md", b"# It begins\n" * 2000)
 
     async def export(self, expect: ExportOutcome, *, changed: bool = True) -> None:
@@ -59,7 +59,7 @@ class Conversations:
             self.count += 1
             with (self.home / "MEMORY.md").open("a") as file:
                 file.write(f"- conversation {self.count}\n")
-        receipt = await export(self.engine, open_local(str(self.home)), ExportRequest(memory=MEMORY))
+        receipt = await export(self.engine, open_local(str(self.home)), ExportRequest(memory=self.memory))
         assert receipt.outcome is expect, receipt
 
 
@@ -84,6 +84,27 @@ async def test_a_warm_export_asks_at_most_eight_times_and_a_restore_five(
         assert receipt.outcome is RestoreOutcome.COMPLETE
         assert far.count <= 5, far.told()
         assert (fresh / "MEMORY.md").read_bytes() == (home.home / "MEMORY.md").read_bytes()
+
+
+@pytest.mark.parametrize(("memory", "most"), [("m", 5), ("acme/agent-7", 7)])
+async def test_of_the_requests_of_a_warm_export_at_most_four_follow_on_each_other(
+    weed: S3Server, credentials_of: Callable[[S3Server], None], tmp_path: Path, memory: str, most: int
+) -> None:
+    """An id that is no plain name has two folders: that of earlier versions is looked at too, at the same time."""
+    credentials_of(weed)
+    seen = []
+    with far_server(weed.endpoint, delay=0.1) as far:
+        engine = engine_on(f"s3://{weed.make_bucket(f'ask-{uuid4().hex[:8]}')}/p?endpoint={far.endpoint}")
+        home = Conversations(engine, tmp_path / "home", memory)
+        for number in range(5):
+            far.forget()
+            await home.export(ExportOutcome.COMMITTED)
+            asked = [one for one in far.requests if "uploads" not in one.path]
+            assert len(asked) <= most or number < 2, far.told()
+            seen.append(far.in_a_row)
+    # The listing; the pack and its index; the manifest; the head. Two that are sent at once may look as if one followed
+    # on the other, on a busy machine; what really follows on each other always looks so.
+    assert min(seen) == 4, seen
 
 
 async def test_another_process_reads_each_object_once(url: str, far: FarServer, tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 MOST_AHEAD = 8 << 20
 """How many bytes of indexes are read ahead at most, before it is known whether they are needed."""
+LOADED_AFTER = 0.1
+"""Seconds after which the sandbox has surely begun to work, and nearly always has ended if nothing changed."""
 MOST_COUNTED = 64 << 20
 """If files have more bytes than this, their records are not counted: an export is not to wait for its own description."""
 _SCRATCH_FILE = re.compile(r"\A/.*/memory-sidecar(-\d+)?/work-[\w-]+/bundle\Z", re.DOTALL)
@@ -201,13 +203,20 @@ async def _read_ahead(run: ExportRun) -> AsyncIterator[None]:
     head, manifest = run.state.snapshot, run.replaces
     if manifest is not None and head not in run.survey.damaged and _is_near(run, manifest):
         run.ahead = asyncio.create_task(read_base(run, head))
+    loading = asyncio.get_running_loop().call_later(LOADED_AFTER, _load_ahead)
     try:
         yield
     finally:
+        loading.cancel()
         if run.ahead is not None:
             run.ahead.cancel()
             # An error in it matters only to ``_find_base``, which awaits the task itself.
             await asyncio.gather(run.ahead, return_exceptions=True)
+
+
+def _load_ahead() -> None:
+    """Load what will be needed if something changed."""
+    from sidecar.engine.exports import counts  # noqa: F401
 
 
 def _is_near(run: ExportRun, manifest: Manifest) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sidecar.engine.core import Engine, gather
+from sidecar.engine.core import Engine
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.decision import Verdict
 from sidecar.engine.exports.gate import note_pending
@@ -41,7 +41,7 @@ from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
 from sidecar.store.manifest import FORMAT, RAISED, REVIEWED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
-from sidecar.store.marks import hold_packs
+from sidecar.store.marks import hold_packs, is_guarded_by_swap
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
 from sidecar.store.recall import LARGEST
 from sidecar.store.repository import HeadState
@@ -242,6 +242,8 @@ class StoredSnapshot:
     """How many bytes the store gained."""
     room: RoomFound
     accepted: Accepted | None
+    guarded: bool = False
+    """Its packs were not looked for, since the swap of the head guards them (``is_guarded_by_swap``)."""
 
 
 async def store_snapshot(
@@ -270,14 +272,14 @@ async def store_snapshot(
         accepted = await keep_replaced(run, manifest, accepted, room.going)
     run.unclaimed.discard(key)
     try:
-        head = run.state.snapshot if verdict.moves else ""
-        manifest, added = await commit(run.engine, manifest, packs, checked, head)
+        head = run.state.head if verdict.moves else None
+        manifest, added, guarded = await commit(run.engine, manifest, packs, checked, head)
     except BaseCollected:
         run.unclaimed |= {key} if pack.stored else set()
         raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
         run.unclaimed.add(key)
-    return StoredSnapshot(manifest, added, room, accepted)
+    return StoredSnapshot(manifest, added, room, accepted, guarded)
 
 
 async def keep_replaced(run: ExportRun, manifest: Manifest, accepted: Accepted, going: Collection[str]) -> Accepted:
@@ -427,14 +429,16 @@ def _measure_file(path: Path) -> tuple[int, str]:
 
 
 async def commit(
-    engine: Engine, manifest: Manifest, packs: PlannedPacks, checked: CheckedExport, head: str = ""
-) -> tuple[Manifest, int]:
-    """Store the packs, then the manifest that makes them a snapshot. Return the manifest, and how many bytes the store
-    gained. ``head``: the snapshot that it will replace by compare-and-swap, or not at all.
+    engine: Engine, manifest: Manifest, packs: PlannedPacks, checked: CheckedExport, head: Head | None = None
+) -> tuple[Manifest, int, bool]:
+    """Store the packs, then the manifest that makes them a snapshot. Return the manifest, how many bytes the store
+    gained, and whether it is left to the swap of the head to guard its packs. ``head``: what it will replace by
+    compare-and-swap, or not at all.
 
     Raise ``BaseCollected`` if a pack that the snapshot needs was removed in the meantime; then no snapshot was made.
     """
     await engine.repository.store.prepare()
+    began = time.monotonic()
     manifest = replace(manifest, packs=await store_packs(engine, manifest.memory, packs))
     if len(manifest.packs) > 1:
         _check_age(checked, engine.retention)
@@ -444,20 +448,40 @@ async def commit(
     # again.
     await engine.repository.commit(manifest)
     base = checked.base
-    held = [pack.id for pack in base.packs] if base is not None and base.snapshot == head else []
+    held = (
+        [pack.id for pack in base.packs]
+        if base is not None and head is not None and base.snapshot == head.snapshot
+        else []
+    )
+    guarded = (
+        head is not None
+        and manifest.snapshot > head.newest  # no rule of retention takes the latest
+        and {pack.id for pack in manifest.packs[:-1]} <= {*held}
+        and not packs.file.stored
+        and _is_plain(engine, manifest.memory)
+        and is_guarded_by_swap(time.monotonic() - began, engine.retention.grace_seconds)
+    )
     try:
-        _, size = await gather(
-            hold_packs(engine.repository.store, manifest, held=held), _measure_stored_manifest(engine, manifest)
-        )
+        if not guarded:
+            await hold_packs(engine.repository.store, manifest, held=held)
     except BaseCollected:
         await engine.repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
         raise
+    size = await _measure_stored_manifest(engine, manifest)
     keys, new = MemoryKeys.of(manifest.memory), manifest.packs[-1]
     for key, length in zip((keys.pack(new.id, new.codec), keys.index(new.id)), new.in_store, strict=True):
         engine.repository.recall.note_seen(key, length)
     added = sum(new.in_store) + size
     engine.use.add(added)
-    return manifest, added
+    return manifest, added, guarded
+
+
+def _is_plain(engine: Engine, memory: str) -> bool:
+    """Whether nothing here calls for more care than the swap of a head: no signatures, and no limit of bytes, for which
+    a snapshot may have to go that was stored a moment ago."""
+    limits, retention = engine.limits, engine.retention
+    most = limits.memory_bytes or limits.store_bytes or retention.store_bytes
+    return engine.repository.witnesses is None and not (most or retention.build_policy_for(memory).most_bytes)
 
 
 async def _measure_stored_manifest(engine: Engine, manifest: Manifest) -> int:
@@ -481,19 +505,19 @@ def _check_age(checked: CheckedExport, retention: Retention) -> None:
         )
 
 
-async def settle_head(run: ExportRun, manifest: Manifest, *, moves: bool) -> ExportOutcome:
+async def settle_head(run: ExportRun, manifest: Manifest, *, moves: bool, guarded: bool = False) -> ExportOutcome:
     """Move the head to a stored snapshot, if it may move, and remove the pins and the count of refusals that are now
-    obsolete. ``run.state`` is the new head afterwards."""
+    obsolete. ``run.state`` is the new head afterwards. Raise ``BaseCollected``; the snapshot is removed then."""
     repository, before = run.engine.repository, run.state.snapshot
-    outcome, run.state = await advance_head(run.engine, manifest, run.state, moves=moves)
-    committed = outcome is ExportOutcome.COMMITTED
-    if not committed:
-        # Another head may not need the packs of the one before, which were not looked for (``commit``).
-        try:
+    try:
+        outcome, run.state = await advance_head(run.engine, manifest, run.state, moves=moves, guarded=guarded)
+        committed = outcome is ExportOutcome.COMMITTED
+        if not committed:
+            # Another head may not need the packs of the one before, which were not looked for (``commit``).
             await hold_packs(repository.store, manifest)
-        except BaseCollected:
-            await repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
-            raise
+    except BaseCollected:
+        await repository.store.delete([MemoryKeys.of(manifest.memory).snapshot(manifest.snapshot)])
+        raise
     try:
         if run.pinned:
             # After a lost swap, remove the pin that was just made; otherwise (``None``) all automatic pins but the
@@ -508,10 +532,12 @@ async def settle_head(run: ExportRun, manifest: Manifest, *, moves: bool) -> Exp
 
 
 async def advance_head(
-    engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool
+    engine: Engine, manifest: Manifest, state: HeadState, *, moves: bool, guarded: bool = False
 ) -> tuple[ExportOutcome, HeadState]:
     """Move the head to a stored snapshot by compare-and-swap. Return ``DIVERGED`` if it may not move, or another writer
-    was faster."""
+    was faster. Raise ``BaseCollected`` if the head was written again and a pack was claimed.
+
+    ``guarded``: its packs and its manifest were not looked for, so the first swap alone may be made without it."""
     if not moves:
         return ExportOutcome.DIVERGED, state
     await engine.repository.store.prepare()
@@ -521,7 +547,8 @@ async def advance_head(
         if engine.fence is not None:
             await engine.fence()
         try:
-            return ExportOutcome.COMMITTED, HeadState(await engine.repository.move_head(state, manifest))
+            head = await engine.repository.move_head(state, manifest, keep=not guarded)
+            return ExportOutcome.COMMITTED, HeadState(head)
         except SwapLost:
             there = await engine.repository.head(manifest.memory)
             if there.head is None or there.snapshot != state.snapshot:
@@ -530,7 +557,9 @@ async def advance_head(
                 # Somebody declined a snapshot meanwhile, perhaps one that this one grew out of. The next export asks.
                 return ExportOutcome.DIVERGED, there
             # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
-            # sandbox over does that, so that the swap of the earlier owner fails. ``engine.fence`` raises if this
-            # service is that earlier owner; otherwise the swap can be tried again on top of the rewritten head.
-            state = there
+            # sandbox over does that, so that the swap of the earlier owner fails, and ``engine.fence`` raises if this
+            # service is that earlier owner; or somebody removes packs or snapshots. If none of this one, the swap can be
+            # tried again on top of the rewritten head.
+            await hold_packs(engine.repository.store, manifest)
+            guarded, state = False, there
     return ExportOutcome.DIVERGED, state

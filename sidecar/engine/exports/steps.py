@@ -207,7 +207,7 @@ async def _finish_stored(
     run.warnings += describe_near_limits(run.engine.limits, manifest, checked.entries, packed, stored.room.used)
     outcome, reason = ExportOutcome.REJECTED, verdict.reason
     if reason is None:
-        outcome = await settle_head(run, manifest, moves=verdict.moves)
+        outcome = await settle_head(run, manifest, moves=verdict.moves, guarded=stored.guarded)
     elif verdict.is_pending:
         outcome = ExportOutcome.PENDING
     else:
@@ -343,18 +343,19 @@ async def finish_export(engine: Engine, memory: str, snapshot: str, sandbox: str
     if state.head is not None and (state.snapshot == snapshot or state.head.was_head(snapshot)):
         outcome, reason = ExportOutcome.COMMITTED, None
     elif reason is None and await _was_to_move(repository, manifest, state):
+        asked_since = engine.review.covers(memory)
         try:
             await hold_packs(repository.store, manifest)
+            if not asked_since:
+                outcome, state = await advance_head(engine, manifest, state, moves=True)
         except BaseCollected:
             # A pack of its base was collected, and the process died before it noticed: it is exported again.
             await repository.store.delete([MemoryKeys.of(memory).snapshot(snapshot)])
             return None
-        if engine.review.covers(memory):
+        if asked_since:
             outcome, reason = ExportOutcome.PENDING, Reason(code=PENDING, message=ASKED_SINCE)
             state = await repository.raise_head(memory)
             await note_pending(repository, manifest, reason=reason.message)
-        else:
-            outcome, state = await advance_head(engine, manifest, state, moves=True)
     return ExportReceipt(
         outcome=outcome,
         memory=memory,

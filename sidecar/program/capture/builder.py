@@ -22,18 +22,30 @@ from sidecar.program.scratch import Scratch
 if TYPE_CHECKING:
     from sidecar.format.packs import Packer
     from sidecar.program.privacy.screen import Screen
+    from sidecar.program.sqlite import sketches
     from sidecar.program.sqlite.backup import CheckedCopy
+    from sidecar.program.sqlite.follower import Follower
 
 PERMISSIONS = 0o777
 SCRUBBED = "+"
 """Appended to the first page's digest of a database whose copy had to be scrubbed."""
 
 
+class CopyMisread(Exception):
+    """What was read of a database's copy while it was written is not what it became: it is read after that."""
+
+
 class ExportBuilder:
     """What an export has collected so far: its entries, how they differ from the base, and its warnings."""
 
     def __init__(
-        self, question: ExportQuestion, scratch: Scratch, fit: ExportLimits, base: cache.Base | None, looked_at: bool
+        self,
+        question: ExportQuestion,
+        scratch: Scratch,
+        fit: ExportLimits,
+        base: cache.Base | None,
+        looked_at: bool,
+        follows: bool = True,
     ) -> None:
         self.entries: dict[str, cache.Row] = {}
         self.changes: list[index.Change] = []
@@ -56,6 +68,8 @@ class ExportBuilder:
         self._looked_at = looked_at
         self._copy: tuple[FoundPath, CheckedCopy, list[Any]] | None = None
         """The database that was copied last, and its stat signature from before."""
+        self._removed: list[CheckedCopy] = []
+        self._follows = follows
 
     @property
     def screen(self) -> Screen:
@@ -67,7 +81,7 @@ class ExportBuilder:
         return self.screened
 
     def copy_first(self, databases: Iterable[FoundPath]) -> None:
-        """Copy the first of these databases that has changed: its copy is checked while other files are read."""
+        """Begin to copy the first of these databases that has changed: it is copied while other files are read."""
         for found in databases:
             signature = _compute_database_signature(found.place)
             if self._base is None or self._base.find_unchanged(found.path, signature) is None:
@@ -166,26 +180,31 @@ class ExportBuilder:
             self.copy_database(found)
         assert self._copy is not None
         _, copy, signature = self._copy
-        copy.expect()
-        target, page = copy.target, copy.page
         emptied = found.root.rules.emptied(found.relative)
+        before = known is not None and known.first_page.endswith(SCRUBBED)
+        follower = None
+        if self._follows and known is not None and known.entry.sums and not emptied and not before:
+            follower = copy.follow(known.entry.block)
+        copy.expect()
+        target = copy.target
         if emptied and copy.read_check() != "ok":
             self.skipped.add(found.path, "damaged, so it could not be cleared of secrets")
             self.end_copy()
             return
-        contents, first = self._read_copy(target, known, page)
+        contents, first = self._read_copy(copy, known, follower)
         check = copy.read_check()  # it went on while the copy was read
         sound = check == "ok"
-        before = known is not None and known.first_page.endswith(SCRUBBED)
-        scrubbed = self.screen.database(found, target, contents, page, sound, self._looked_at, before)
+        counted = self._count_rows(found, copy, known, contents) if sound else None  # while it is looked through
+        scrubbed = self.screen.database(found, copy, contents, sound, self._looked_at, before)
         if scrubbed is not False:
             contents.carried.close()
         if scrubbed is None:
             self.end_copy()
             return
         if scrubbed:
-            contents, first = self._read_copy(target, known, page)
+            contents, first = self._read_copy(copy, known)
             first += SCRUBBED
+            counted = self._count_rows(found, copy, known, contents) if sound else None
         if emptied:
             self.screen.note_filtered(contents, known)
         row = FoundDatabase(found.path, "online-backup", check)
@@ -203,61 +222,70 @@ class ExportBuilder:
             self._take_unchanged(known, signature, first)
             contents.carried.close()
         else:
-            if sound and not self._question.trial:
-                self._count_rows(found, target, known, contents, page)
+            if counted is not None:
+                counted.keep(self._kept, contents.digest)
+                if counted.counts is not None:
+                    self.counted[found.path] = counted.counts
             self._take_contents(found, known, contents, signature, _choose_mtime(found, known, contents), first)
         self.end_copy()
 
     def copy_database(self, found: FoundPath) -> None:
-        """Copy a database that is taken later."""
+        """Begin to copy a database that is taken later."""
         from sidecar.program.sqlite import backup
 
         signature = backup.compute_database_signature(found.place)
         target = os.path.join(self._work, "database")
         emptied = found.root.rules.emptied(found.relative)
-        copy = backup.CheckedCopy(found.place, target, self._question.database_wait, emptied, self._strict)
+        look = self.screen.plan_look(found, target) if self.find_known(found) is None else None
+        wait = self._question.database_wait
+        copy = backup.CheckedCopy(found.place, target, wait, emptied, self._strict, look)
         self._copy = found, copy, signature
-        if copy.page and self.find_known(found) is None:
-            self.screen.begin_database(found, target)
-        copy.begin_check()
 
     def end_copy(self) -> None:
         """Remove the copy of a database, if there is one."""
         if self._copy is not None:
-            self.screen.end_database()
             self._copy[1].remove()
+            self._removed.append(self._copy[1])
             self._copy = None
 
+    def confirm(self) -> None:
+        """Raise CopyMisread unless the copies of databases have what was read of them while they were written."""
+        if not all(copy.confirm() for copy in self._removed):
+            raise CopyMisread
+
+    def end(self) -> None:
+        """End what still works on a copy, and remove it."""
+        self.end_copy()
+        while self._removed:
+            self._removed.pop().end()
+
     def _count_rows(
-        self, found: FoundPath, copy: str, known: cache.KnownEntry | None, contents: reader.Contents, page: int
-    ) -> None:
-        """Count which of a database's records came, changed and went, and keep digests of those that are there now."""
-        if not found.root.layout.get("tables") or (known is not None and known.entry.digest == contents.digest):
-            return
+        self, found: FoundPath, copy: CheckedCopy, known: cache.KnownEntry | None, contents: reader.Contents
+    ) -> sketches.Counted | None:
+        """Count which of a database's records came, changed and went."""
+        if self._question.trial or not found.root.layout.get("tables"):
+            return None
+        if known is not None and known.entry.digest == contents.digest:
+            return None
         from sidecar.program.sqlite import sketches
 
         tables = sketches.choose_tables(found.root.layout, found.path.partition("/")[2])
         if not tables:
-            return
+            return None
         old = sketches.load(self._kept, known.entry.digest, tables) if known is not None else None
-        new = sketches.sketch_database(copy, tables, old, contents.list_changed_pages(page))
-        if new is None:
-            return
-        if known is None:
-            old = sketches.Sketch([(kind, {}) for kind, _ in new.tables])
-        counts = sketches.count_changes(old, new) if old is not None else None
-        if counts is not None:
-            self.counted[found.path] = counts
-        sketches.write(self._kept, contents.digest, tables, new)
+        return sketches.count_rows(copy.target, tables, old, contents.list_changed_pages(copy.page), known is None)
 
-    def _read_copy(self, copy: str, known: cache.KnownEntry | None, page: int) -> tuple[reader.Contents, str]:
+    def _read_copy(
+        self, copy: CheckedCopy, known: cache.KnownEntry | None, follower: Follower | None = None
+    ) -> tuple[reader.Contents, str]:
         """Return a database's copy as contents, and the digest of its first page without the counters."""
         from sidecar.program.sqlite import backup
 
-        stream = open(copy, "rb")
+        page = copy.page
+        stream = open(copy.target, "rb")
         first = hashlib.sha256(backup.blank_counters(stream.read(page))).hexdigest()
         stream.seek(0)
-        contents = reader.read_stream(stream, os.path.getsize(copy), known, self._work, page)
+        contents = reader.read_stream(stream, os.path.getsize(copy.target), known, self._work, page, follower)
         if contents.carried is not stream:
             stream.close()
         return contents, first

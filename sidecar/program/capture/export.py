@@ -52,7 +52,10 @@ class BaseUnusable(Exception):
 
 
 class Export:
-    """One export. ``unusable`` are the snapshots that it must not build on; ``run`` returns the answer."""
+    """One export. ``unusable`` are the snapshots that it must not build on; ``run`` returns the answer.
+
+    ``follows``: copies of databases are read while they are written. ``run`` raises CopyMisread if that went wrong.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Export:
         home: str,
         fit: ExportLimits,
         unusable: list[str],
+        follows: bool = True,
     ) -> None:
         self.question = question
         self.layouts = rules.select(question.layouts)
@@ -99,7 +103,7 @@ class Export:
         """Paths that stay as the base has them although something else is in their place in this sandbox."""
         self.stays = (0, 0)
         """Bytes and entries of layouts that were not asked for."""
-        self.taking = ExportBuilder(question, scratch, fit, self.base, self.looked_at)
+        self.taking = ExportBuilder(question, scratch, fit, self.base, self.looked_at, follows)
         self.taking.skipped = Skipped(self.roots)
         self.taking.warnings += found.warnings
 
@@ -129,12 +133,14 @@ class Export:
     def run(self) -> ExportAnswer:
         """Export, then write the notes. Return the answer.
 
-        A trial leaves the notes and the cache as they are: what it brings is looked at and not stored.
+        A trial leaves the notes and the cache as they are: what it brings is looked at and not stored. What still works
+        on a copy then is ended by ``ExportBuilder.end``.
         """
         try:
             answer = self._run()
-        finally:
-            self.taking.end_copy()
+        except BaseException:
+            self.taking.end()
+            raise
         if not self.question.trial:
             self._write_notes(answer)
         return answer
@@ -162,10 +168,12 @@ class Export:
             if (screened is not None and screened.took) or any(map(is_secret, gone)):
                 raise BaseUnusable
         if self.base is not None and not self.taking.changes and not gone:
+            self.taking.confirm()
             if self.taking.refreshed:
                 self._remember(self.base.snapshot)
             return self._build_answer("unchanged")
         answer = self._finish(gone)
+        self.taking.confirm()
         self._remember(self.question.snapshot)
         return answer
 

@@ -18,6 +18,7 @@ from sidecar.program.capture.walk import MAGIC
 
 if TYPE_CHECKING:
     from sidecar.program.privacy.scrub import Watch
+    from sidecar.program.sqlite.follower import Follower
 
 IN_MEMORY = 4 << 20
 TRIES = 3
@@ -107,16 +108,48 @@ def choose_base(known: KnownEntry | None, size: int, page: int = 0) -> tuple[int
     return block, known.entry.sums
 
 
-def read_stream(stream: BinaryIO, size: int, known: KnownEntry | None, folder: str, page: int = 0) -> Contents:
-    """Read an open file that no process changes (a database copy)."""
+def read_stream(
+    stream: BinaryIO,
+    size: int,
+    known: KnownEntry | None,
+    folder: str,
+    page: int = 0,
+    follower: Follower | None = None,
+) -> Contents:
+    """Read an open file that no process changes (a database copy). What ``follower`` has read of it is not read again,
+    but for what changed."""
     block, base_sums = choose_base(known, size, page)
     if not base_sums:
         digest, sums, got = digests.digest_stream(stream, size, block)
         stream.seek(0)
         return Contents(got, block, digest, sums, None, stream, got)
     collector = _Collector(base_sums, block, size, folder)
-    digest, sums, got = digests.digest_stream(stream, size, block, collector)
+    if follower is not None and follower.block == block:
+        digest, sums, got = _digest_followed(stream, size, base_sums, follower, collector)
+    else:
+        digest, sums, got = digests.digest_stream(stream, size, block, collector)
     return Contents(got, block, digest, sums, collector.blocks, collector.done(), collector.length)
+
+
+def _digest_followed(
+    stream: BinaryIO, size: int, base_sums: bytes, follower: Follower, collector: _Collector
+) -> tuple[str, bytes, int]:
+    """Do what ``digest_stream`` does, with the sums that are known of a file of several blocks."""
+    sums, got, block, width = bytearray(), 0, follower.block, digests.SUM_BYTES
+    while got < size:
+        own, at = follower.find_sums(got), got // block * width
+        length = len(own) // width * block
+        if own and own == base_sums[at : at + len(own)]:
+            stream.seek(got + length)
+        else:
+            data = stream.read(length or min(max(block, digests.AT_ONCE // block * block), size - got))
+            if not data:
+                break
+            own, length = own or digests.hash_blocks(data, block), len(data)
+            collector(got // block, data, own)
+        sums += own
+        got += length
+    return digests.digest_sums(bytes(sums)), bytes(sums), got
 
 
 def read_changing_file(place: str, known: KnownEntry | None, folder: str, watch: Watch | None = None) -> Contents:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
-from typing import Dict, Iterable, List, Set
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, List, Set
 
 from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.program.cache import KnownEntry
 from sidecar.program.capture import reader
 from sidecar.program.capture.walk import FoundPath, Skipped
-from sidecar.program.child import Child
 from sidecar.program.privacy import credentials
 from sidecar.program.privacy.scrub import (
     ACTIONS,
@@ -34,6 +33,9 @@ from sidecar.program.privacy.scrub import (
 )
 from sidecar.program.privacy.scrub import TEXT_ENDS as TEXTS
 
+if TYPE_CHECKING:
+    from sidecar.program.sqlite.backup import CheckedCopy
+
 BINARY = "not a text, but it holds what is private, which cannot be taken out of it"
 NAMED = "a credential is in its name, and no name can be redacted"
 PRIVATE_NAME = "there is something private in its name, and no name can be cleared"
@@ -45,8 +47,6 @@ NEVER_CLOSED = (
 MENTIONED = "%s: a <private> is never closed (line %d), but is only mentioned there: nothing was left out."
 SETTING = "setting"
 LONGEST_KEY_SHOWN = 100
-LARGE = 4 << 20
-"""A larger database is looked through by another process."""
 LINKED = "a credential is in what it links to, and no link can be redacted"
 
 
@@ -63,7 +63,6 @@ class Screen:
         self.took = False
         """Something was removed, or held back."""
         self._told: Set[str] = set()
-        self._ahead: Child | None = None
         self._plain: Set[str] = set()
         """The roots none of whose names hold anything."""
 
@@ -199,23 +198,17 @@ class Screen:
         if text.mentioned:
             self.report.warnings.append(MENTIONED % (found.path, text.mentioned))
 
-    def begin_database(self, found: FoundPath, copy: str) -> None:
-        """Begin to look through the whole copy of a database that is scrubbed later."""
+    def plan_look(self, found: FoundPath, copy: str) -> Callable[[], bool] | None:
+        """Return the question whether the whole copy of a database holds anything; ``None`` if nothing would follow."""
         policy = self._choose_policy(found, database=True)
-        if policy is not None and os.path.getsize(copy) > LARGE:
-            from sidecar.program.sqlite import pages
+        if policy is None:
+            return None
+        from sidecar.program.sqlite import pages
 
-            looks = pages.Looks(policy.may_concern, policy.has_traces)
-            self._ahead = Child(partial(pages.may_concern, copy, looks, None))
-
-    def end_database(self) -> None:
-        """End that."""
-        if self._ahead is not None:
-            self._ahead.end()
-            self._ahead = None
+        return partial(pages.may_concern, copy, policy.find_traces, None)
 
     def database(
-        self, found: FoundPath, copy: str, contents: reader.Contents, page: int, sound: bool, fresh: bool, before: bool
+        self, found: FoundPath, copy: CheckedCopy, contents: reader.Contents, sound: bool, fresh: bool, before: bool
     ) -> bool | None:
         """Scrub the copy of a database. Return whether that changed it; ``None`` if it may not leave.
 
@@ -226,10 +219,10 @@ class Screen:
             return False
         from sidecar.program.privacy.tables import Unscrubbable, scrub
 
-        changed = contents.list_changed_pages(page) if fresh else None
-        look = self._ahead.ask if self._ahead is not None and changed is None else None
+        changed = contents.list_changed_pages(copy.page) if fresh else None
+        look = copy.read_look if changed is None else None
         try:
-            taken = scrub(copy, found.path, policy, changed, sound, self.report, before, look)
+            taken = scrub(copy.target, found.path, policy, changed, sound, self.report, before, look)
             self.took = self.took or taken
             return taken
         except Unscrubbable as problem:

@@ -17,12 +17,15 @@ import sqlite3
 import stat
 import threading
 import time
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Callable, NamedTuple
 from urllib.parse import quote
 
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
 from sidecar.program.capture.walk import MAGIC
+from sidecar.program.child import Ask, Child, Tell
+from sidecar.program.sqlite.follower import PIECE, Follower, list_checksums
 
 HEADER = 100
 # Header fields that SQLite sets when it writes a copy (file format, sections 1.3.6, 1.3.9 and 1.3.16): the file change
@@ -32,7 +35,10 @@ WAL_TAIL, SHM_TAIL, JOURNAL_TAIL = "-wal", "-shm", "-journal"
 WAL_HEADER, INDEX_HEADER = 32, 48
 SQLITE_DONE = 101
 SIZEABLE = 1 << 20
+LARGE = 4 << 20
 CHUNK = 1 << 20
+MOST_MAPPED = 64 << 20
+PAUSE_SECONDS = 0.002
 
 
 class DatabaseCopy(NamedTuple):
@@ -75,67 +81,148 @@ def _identify_log(place: str) -> int:
 
 
 class CheckedCopy:
-    """A database, copied to the new file ``target``. From ``begin_check`` on the copy is checked in a thread, while other
-    files are read.
+    """A database, copied to the new file ``target`` and checked by a process of its own, while other files are read.
 
-    Only the copy: while SQLite reads the database itself, nothing else may run in this process. Whoever closes a file of
-    a process ends all locks that the process has on that file (POSIX; "How To Corrupt An SQLite Database File", section
+    While SQLite reads the database itself, nothing else may run in the process that does it. Whoever closes a file of a
+    process ends all locks that the process has on that file (POSIX; "How To Corrupt An SQLite Database File", section
     2.2). One look at the database or its logs by another thread, and a checkpoint of its writer may overwrite what is
-    being read: the copy is then torn, and passes every check.
+    being read: the copy is then torn, and passes every check. What other processes close ends none of these locks.
 
     The rows of the tables ``emptied`` are not in the copy. SQLite opens files by their paths and follows links. With
-    ``strict``, what it opened must be the very file found at this path without following any link.
+    ``strict``, what it opened must be the very file found at this path without following any link. ``look`` is a question
+    about the copy, if it is large.
     """
 
     def __init__(
-        self, source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
+        self,
+        source: str,
+        target: str,
+        wait: float,
+        emptied: list[str] | None = None,
+        strict: bool = False,
+        look: Callable[[], bool] | None = None,
     ) -> None:
         self.source = source
         self.target = target
-        self.page = 0
-        """The page size; 0 if it is no database."""
-        self._problem: Refusal | None = None
-        self._thread: threading.Thread | None = None
-        self._check = ""
+        self._copy_it = partial(_copy_live, source, target, wait, emptied, strict)
+        self._look = look
+        self._told: dict[str, Any] = {}
+        self._followed: Follower | None = None
+        self._child = Child(self._work) if _is_large(source) else None
+
+    def _work(self, tell: Tell, ask: Ask) -> None:
+        """Copy, check, and look or read it again, in the child."""
         try:
-            self._check = _copy_live(source, target, wait, emptied, strict)
-        except Refusal as problem:  # raised when it is the database's turn
-            self._problem = problem
+            check = self._copy_it()
+        except Refusal as problem:
+            tell({"refusal": [problem.code, problem.message, problem.retryable]})
             return
-        if not self._check:
-            self.page = read_page_size(target)
+        # Stays open: what is removed is given back to the disk when this process ends.
+        copy = os.open(self.target, os.O_RDONLY)
+        tell({"copied": check})
+        if not check and read_page_size(self.target):
+            # Both at once: only one of them holds the interpreter's lock.
+            checking = threading.Thread(target=self._tell_check, args=(tell,))
+            checking.start()
+            if self._look is not None:
+                tell({"found": self._look()})
+            elif ask():
+                tell({"checksums": list_checksums(copy)})
+            checking.join()
 
-    def begin_check(self) -> None:
-        """Begin the check, if there is a copy to check."""
-        if self.page and self._thread is None:
-            self._thread = threading.Thread(target=self._run_check, daemon=True)
-            self._thread.start()
+    def _tell_check(self, tell: Tell) -> None:
+        check = None  # if anything is raised, the parent checks the copy
+        try:
+            check = quick_check(self.target, mapped=True)
+        finally:
+            tell({"check": check})
 
-    def _run_check(self) -> None:
-        self._check = quick_check(self.target)
+    def _hear(self, what: str) -> Any:
+        """Return what the child says of something; ``None`` if it will not tell."""
+        while what not in self._told:
+            said = self._child.hear() if self._child is not None else None
+            if said is None:
+                return None
+            self._told.update(said)
+        return self._told[what]
+
+    def follow(self, block: int) -> Follower | None:
+        """Read the copy while it is written, in blocks of this size, and return what was read: it counts if ``confirm``
+        says so, later. ``None`` if nothing was read before the copy was complete."""
+        if self._child is None or self._look is not None or not 0 < block <= PIECE:
+            return None
+        follower = Follower(self.target, block)
+        try:
+            while not self._child.has_told(0 if follower.advance() else PAUSE_SECONDS):
+                pass
+        finally:
+            follower.close()
+        if not follower.checksums:
+            return None
+        self._child.ask()
+        self._followed = follower
+        return follower
+
+    def confirm(self) -> bool:
+        """Return whether the complete copy has what was read while it was written."""
+        if self._followed is None:
+            return True
+        checksums = self._hear("checksums")
+        return checksums is not None and checksums[: len(self._followed.checksums)] == self._followed.checksums
 
     def expect(self) -> None:
-        """Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could not be opened or
-        the copy not written."""
-        if self._problem is not None:
-            raise self._problem
+        """Wait for the copy. Raise Refusal (``database-busy``, retryable) if writers left no gap, or if the database could
+        not be opened or the copy not written; or OSError."""
+        if self._hear("copied") is None:
+            if "refusal" in self._told:
+                why: list[Any] = self._told["refusal"]
+                raise Refusal(*why)
+            self.wait()
+            self._told = {"copied": self._copy_it()}
+
+    @property
+    def page(self) -> int:
+        """The page size; 0 if it is no database."""
+        self.expect()
+        return 0 if self._told["copied"] else read_page_size(self.target)
 
     def read_check(self) -> str:
         """Wait for the check. Return "ok" or SQLite's problem: a damaged database is still copied."""
+        page = self.page
+        if self._told.get("check") is None and (self._told["copied"] or not page or self._hear("check") is None):
+            self._told["check"] = self._told["copied"] or quick_check(self.target)
+        return str(self._told["check"])
+
+    def read_look(self) -> bool | None:
+        """Return the answer to the question about the copy; ``None`` if it was not asked."""
         self.expect()
-        if self._thread is not None:
-            self._thread.join()
-        elif not self._check:
-            self._run_check()
-        return self._check
+        return None if self._look is None or self._told["copied"] else self._hear("found")
 
     def remove(self) -> None:
-        """Remove the copy, once nothing works on it any more."""
-        if self._thread is not None:
-            self._thread.join()
+        """Remove the copy. What was read of it can still be confirmed."""
         for tail in ("", WAL_TAIL, SHM_TAIL, JOURNAL_TAIL):
             if os.path.exists(self.target + tail):
                 os.unlink(self.target + tail)
+        if self._followed is None:
+            self.end()
+
+    def end(self) -> None:
+        """End the process."""
+        if self._child is not None:
+            self._child.end()
+
+    def wait(self) -> None:
+        """End the process, and wait for its end."""
+        if self._child is not None:
+            self._child.wait()
+
+
+def _is_large(place: str) -> bool:
+    """Return whether a process of its own is worth it for a database."""
+    try:
+        return sum(os.path.getsize(one) for one in (place, place + WAL_TAIL) if os.path.exists(one)) > LARGE
+    except OSError:
+        return False
 
 
 def copy_database(
@@ -143,7 +230,10 @@ def copy_database(
 ) -> DatabaseCopy:
     """Copy a database as ``CheckedCopy`` does, and wait for the check."""
     copy = CheckedCopy(source, target, wait, emptied, strict)
-    return DatabaseCopy(target, copy.page, copy.read_check())
+    try:
+        return DatabaseCopy(target, copy.page, copy.read_check())
+    finally:
+        copy.wait()
 
 
 def _copy_live(source: str, target: str, wait: float, emptied: list[str] | None, strict: bool) -> str:
@@ -247,11 +337,16 @@ def connect_read_only(place: str) -> sqlite3.Connection:
     return sqlite3.connect(_make_uri(place, "mode=ro&immutable=1"), uri=True)
 
 
-def quick_check(place: str) -> str:
-    """Return SQLite's verdict on a database file: "ok" or its first problem. Nothing is written."""
+def quick_check(place: str, mapped: bool = False) -> str:
+    """Return SQLite's verdict on a database file: "ok" or its first problem. Nothing is written.
+
+    ``mapped``: the file is mapped, which is faster, and kills this process if somebody shortens it meanwhile.
+    """
     try:
         connection = connect_read_only(place)
         try:
+            if mapped:
+                connection.execute("PRAGMA mmap_size=%d" % MOST_MAPPED)
             found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             if not found.startswith("NULL value in "):
                 return found

@@ -54,6 +54,30 @@ STEPS = 100_000
 """How many of SQLite's steps pass between two looks at the clock."""
 
 
+class Counted(NamedTuple):
+    """The rows of a database by these tables, and what differs from those that it had; ``None`` if that is not known."""
+
+    tables: List[Dict[str, Any]]
+    sketch: Sketch
+    counts: Optional[Counts]
+
+    def keep(self, folder: str, digest: str) -> None:
+        """Keep the sketch, as that of the database with this digest."""
+        write(folder, digest, self.tables, self.sketch)
+
+
+def count_rows(
+    place: str, tables: List[Dict[str, Any]], old: Optional[Sketch], changed: Optional[List[int]], is_new: bool
+) -> Optional[Counted]:
+    """Count what differs in a database that nobody writes to: from ``old``, if it is known, or from nothing if it is new.
+    ``None`` if it cannot be sketched."""
+    new = sketch_database(place, tables, old, changed)
+    if new is None:
+        return None
+    before = Sketch([(kind, {}) for kind, _ in new.tables]) if is_new else old
+    return Counted(tables, new, count_changes(before, new) if before is not None else None)
+
+
 def choose_tables(layout: Dict[str, Any], relative: str) -> List[Dict[str, Any]]:
     """Return the tables of a database from which a layout reads records."""
     return [table for table in layout.get("tables", []) if compile_patterns(table["files"]).match(relative)]
