@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from benchmarks import homes, peers
 from benchmarks.measure import sidecar
@@ -17,42 +16,31 @@ from sidecar.engine.heads import fork
 from sidecar.engine.queries import list_memories
 from sidecar.store.repository import Repository
 from sidecar.wiring import open_store
-
-
-class CountingStore:
-    """A store that counts what it is asked."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.asked: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name.startswith("_") or not callable(found):
-            return found
-
-        def ask(*words: Any, **options: Any) -> Any:
-            self.asked[name] += 1
-            return found(*words, **options)
-
-        return ask
+from tests.parts.s3_servers import seaweedfs
 
 
 def count_requests(folder: Path, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return how many requests a list of all memories takes, for stores with so many of them."""
+    """Return how many requests a list of all memories takes, for buckets with so many of them: by the server's count."""
     home = folder / "home"
     homes.small_files(home, 3, homes.Words(4, 1 << 20))
     (folder / "tmp").mkdir()
-    url = f"file:{folder}/store"
-    sidecar("export", "m0", f"--sandbox=local:{home}", store=url, temporary=folder / "tmp", expect="committed")
     found, made = [], 1
-    for count in counts:
-        for number in range(made, count):
-            asyncio.run(fork(Repository(open_store(url)), "m0", f"m{number}"))
-        made = max(made, count)
-        store = CountingStore(open_store(url))
-        asyncio.run(list_memories(Repository(store)))  # type: ignore[arg-type]
-        found.append((count, sum(store.asked.values())))
+    before = dict(os.environ)
+    with seaweedfs() as server:
+        os.environ.update(server.environment())
+        url = f"s3://{server.make_bucket('benchmark-growth')}/x?endpoint={server.endpoint}"
+        try:
+            sidecar("export", "m0", f"--sandbox=local:{home}", store=url, temporary=folder / "tmp", expect="committed")
+            for count in counts:
+                for number in range(made, count):
+                    asyncio.run(fork(Repository(open_store(url)), "m0", f"m{number}"))
+                made = max(made, count)
+                asked = server.count_requests().total()
+                asyncio.run(list_memories(Repository(open_store(url))))
+                found.append((count, server.count_requests().total() - asked))
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
     return found
 
 
@@ -67,7 +55,9 @@ def measure(folder: Path, scale: float, conversations: int, counts: Sequence[int
     took = {name: [(number, cost.seconds) for number, cost in enumerate(row[1:], 1)] for name, row in rows.items()}
     (plots / "bytes.svg").write_text(draw("MB in the store", "conversations", stored))
     (plots / "seconds.svg").write_text(draw("Seconds of an export", "conversations", took))
-    (plots / "requests.svg").write_text(draw("Requests of `list`", "memories", {peers.OURS: requests}))
+    (plots / "requests.svg").write_text(
+        draw("Requests of a list of all memories, on S3", "memories", {peers.OURS: requests})
+    )
     section = Section(f"{conversations} conversations with a memory of {size(102e6 * scale)}, and many memories")
     for name, row in rows.items():
         later = sorted(cost.seconds for cost in row[1:])
@@ -76,5 +66,5 @@ def measure(folder: Path, scale: float, conversations: int, counts: Sequence[int
         )
         section.add(f"{conversations} conversations, {name}", *((told, "") if name == peers.OURS else ("", told)))
     for count, asked in requests:
-        section.add(f"list of {count} memories", f"{asked} requests")
+        section.add(f"list of all memories, {count} on S3", f"{asked} requests")
     return section

@@ -77,6 +77,11 @@ class Sandbox(Protocol):
         out: false if one would be needed."""
         ...
 
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        """Return what is the same later only if nothing has changed in the home and these projects; "" if that cannot be
+        told without a command or a request. Raise ``SandboxNotAllowed`` as ``ground`` does."""
+        ...
+
     async def connect(self) -> SandboxStatus:
         """Connect to the sandbox; the result of an earlier call may be reused.
 

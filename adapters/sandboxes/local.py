@@ -60,6 +60,11 @@ class LocalSandbox:
     def holds(self, path: str) -> bool:
         return self._locate(path).is_file()
 
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        from adapters.sandboxes.stamps import compute_stamp  # late: a command needs none
+
+        return await asyncio.to_thread(compute_stamp, self._policy.list_folders(str(self.home), projects))
+
     async def connect(self) -> SandboxStatus:
         return SandboxStatus()
 

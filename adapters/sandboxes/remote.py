@@ -128,6 +128,9 @@ class RemoteSandbox:
     def holds(self, path: str) -> bool:
         return False  # only a request could tell
 
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        return ""
+
     async def connect(self) -> SandboxStatus:
         return (await self._connect_once()).presence
 

@@ -244,6 +244,9 @@ class CountedSandbox:
     def holds(self, path: str) -> bool:
         return self._sandbox.holds(path)
 
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        return await self._sandbox.stamp(projects)
+
     async def connect(self) -> SandboxStatus:
         return await self._sandbox.connect()
 

@@ -36,15 +36,20 @@ class LocalPolicy:
 
     def ground(self, home: str, projects: Sequence[str] | None) -> AllowedPaths:
         """Return the allowed places for the roots of a memory with these projects. Raise ``SandboxNotAllowed``."""
-        beneath = [home]
+        return AllowedPaths((*self.list_folders(home, projects), *self.roots), self.apart)
+
+    def list_folders(self, home: str, projects: Sequence[str] | None) -> list[str]:
+        """Return the real paths of a home and of those named projects that are not in it. Raise ``SandboxNotAllowed``."""
+        folders = [home]
         for project in projects or ():
             # The sandbox decides where a project in the home really is, so it must not lead out of the home; a project
             # elsewhere was named by the caller, and its real path is allowed.
             named = os.path.normpath(os.path.join(home, resolve_hint(project, home)))
             if not is_in(named, home):
                 self.check(real := os.path.realpath(named))
-                beneath.append(real)
-        return AllowedPaths((*beneath, *self.roots), self.apart)
+                if not any(is_in(real, folder) for folder in folders):
+                    folders.append(real)
+        return folders
 
 
 OF_OUR_OWN = LocalPolicy()

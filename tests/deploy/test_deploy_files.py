@@ -167,6 +167,21 @@ def test_compose_waits_for_the_service_to_finish(compose: dict[str, Any]) -> Non
     assert seconds(compose["services"]["sidecar"]["stop_grace_period"]) >= NEEDED
 
 
+def test_two_services_stand_on_one_bucket(compose: dict[str, Any]) -> None:
+    sidecar = compose["services"]["sidecar"]
+    assert sidecar["deploy"]["replicas"] == 2
+    found = re.search(r":\$\{\w+:-(\d+)-(\d+)\}:8077$", sidecar["ports"][0])
+    assert found is not None and int(found[2]) - int(found[1]) + 1 == 2, "each takes a port of its own"
+    assert sidecar["environment"]["MEMORY_SIDECAR_STORE"].startswith("s3://")
+    kinds = {one["kind"]: one for one in documents(DEPLOY / "kubernetes" / "service.yaml")}
+    assert kinds["Deployment"]["spec"]["replicas"] == 2
+    assert kinds["Deployment"]["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert not [one for one in kinds["Deployment"]["spec"]["template"]["spec"]["volumes"] if "emptyDir" not in one]
+    assert kinds["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    # What an answer 202 points to is known to the one that gave it.
+    assert kinds["Service"]["spec"]["sessionAffinity"] == "ClientIP"
+
+
 def test_compose_has_no_secret_of_its_own(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for variable, value in service["environment"].items():

@@ -75,6 +75,9 @@ class ForgedSandbox:
     def holds(self, path: str) -> bool:
         return False
 
+    async def stamp(self, projects: Sequence[str] | None) -> str:
+        return ""
+
     async def run(self, command: str, **how: Any) -> CommandResult:
         request = request_in(command, how.get("environment"))
         if request["do"] == "tidy":

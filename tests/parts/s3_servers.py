@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +38,7 @@ _READY_WITHIN = 40.0
 _STARTS = 3
 _MADE = Path(__file__).parents[2] / ".cache" / "servers"
 _MADE_WITHIN = 1200
+_COUNTED = re.compile(r'^SeaweedFS_s3_request_total{.*type="(\w+)"} (\S+)$', re.MULTILINE)
 
 
 class CannotStart(Exception):
@@ -48,6 +52,16 @@ class S3Server:
     endpoint: str
     access_key: str
     secret_key: str = field(repr=False)
+    metrics: str = ""
+    """Where it tells what it was asked."""
+
+    def count_requests(self) -> Counter[str]:
+        """How often it was asked for what, by its own count. Of a server that tells (``seaweedfs``)."""
+        counted: Counter[str] = Counter()
+        with urllib.request.urlopen(self.metrics, timeout=10) as answer:
+            for kind, number in _COUNTED.findall(answer.read().decode()):
+                counted[kind] += int(float(number))
+        return counted
 
     @cached_property
     def client(self) -> Any:
@@ -92,16 +106,17 @@ def seaweedfs() -> Iterator[S3Server]:
         config.write_text(json.dumps({"identities": [identity]}))
 
         def command(ports: list[int]) -> list[str]:
-            s3, master, volume, filer = ports
+            s3, master, volume, filer, metrics = ports
             return [
                 *(_program("weed"), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *("-s3", f"-s3.port={s3}", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
                 *(f"-master.port={master}", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"),
                 # Every bucket takes volumes of its own; the default of 8 is gone after the first.
                 *(f"-volume.port={volume}", "-volume.max=500", f"-filer.port={filer}"),
+                f"-metricsPort={metrics}",
             ]
 
-        with _running(command, 4, folder, "weed-access", "weed-secret") as server:
+        with _running(command, 5, folder, "weed-access", "weed-secret") as server:
             yield server
 
 
@@ -302,7 +317,8 @@ def _running(
     log = folder / "log"
     for _ in range(_STARTS):
         chosen = [free_port() for _ in range(ports)]
-        server = S3Server(f"http://127.0.0.1:{chosen[0]}", access_key, secret_key)
+        metrics = f"http://127.0.0.1:{chosen[-1]}/metrics"
+        server = S3Server(f"http://127.0.0.1:{chosen[0]}", access_key, secret_key, metrics)
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command(chosen),

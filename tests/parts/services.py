@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -55,16 +55,7 @@ class Service:
     def start(self) -> None:
         before = len(self.lines())
         with self.log.open("ab") as log:
-            self.process = Sidecar(
-                self._words,
-                cwd=self.code,
-                code=self.code,
-                env=self._env,
-                stderr=log,
-                stdout=subprocess.DEVNULL,
-                files=self._files,
-                kind=self.program,
-            )
+            self.process = self.spawn(log)
         deadline = time.monotonic() + 30
         while True:
             said = [line for line in self.lines()[before:] if line.get("event") == "serving"]
@@ -75,6 +66,19 @@ class Service:
         self.url = said[-1]["address"].replace("//0.0.0.0:", "//127.0.0.1:")
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def spawn(self, log: IO[bytes]) -> Any:
+        """Start the process."""
+        return Sidecar(
+            self._words,
+            cwd=self.code,
+            code=self.code,
+            env=self._env,
+            stderr=log,
+            stdout=subprocess.DEVNULL,
+            files=self._files,
+            kind=self.program,
+        )
 
     @property
     def port(self) -> int:

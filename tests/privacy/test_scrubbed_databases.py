@@ -14,7 +14,7 @@ from sidecar.program.privacy.credentials import may_hold
 from sidecar.program.privacy.scrub import PrivacyPolicy, PrivacyReport
 from sidecar.program.privacy.tables import Unscrubbable, scrub
 from sidecar.program.sqlite.backup import read_page_size
-from sidecar.program.sqlite.pages import Looks, Pages, may_concern
+from sidecar.program.sqlite.pages import Pages, may_concern
 from tests.parts.secret_kinds import KINDS
 from tests.parts.secret_trees import CREDENTIALS
 
@@ -24,7 +24,7 @@ SECRET = "zqjxkvw-hunter2"
 TEXT = f"public <private>{SECRET} and more</private> rest"
 LEFT = "public [private] rest"
 STRICT = PrivacyPolicy(True, "redact")
-LOOKS = Looks(STRICT.may_concern, STRICT.has_traces)
+LOOKS = STRICT.find_traces
 MIRROR = """CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT);
 CREATE VIRTUAL TABLE f USING fts5(a, content='t', content_rowid='id');
 CREATE TRIGGER ai AFTER INSERT ON t BEGIN INSERT INTO f(rowid, a) VALUES (new.id, new.a); END;

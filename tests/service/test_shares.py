@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.service.attachments.attachment import CareOptions, format_now
+from sidecar.service.attachments.attachment import CareOptions, StoredAttachment, format_now
 from sidecar.service.attachments.checkpoints import TakenOver
 from sidecar.service.attachments.keeper import Keeper, compute_share
 from sidecar.service.attachments.transitions import apply_problem
@@ -118,3 +118,50 @@ async def test_an_export_that_runs_while_its_sandbox_is_handed_over_moves_no_hea
     assert await keeper._ledger.release(place)
     with pytest.raises(TakenOver):
         await keeper._saving._check_ours(attachment)
+
+
+async def test_what_others_note_at_checkpoints_is_read_when_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keeper_at(tmp_path / "store"), keeper_at(tmp_path / "store")
+    await look(first)
+    await attach(first, 3)
+    await look(first, second)
+    read: list[str] = []
+    reading = second._attachments._read
+
+    async def counted(key: str) -> StoredAttachment | None:
+        read.append(key)
+        return await reading(key)
+
+    monkeypatch.setattr(second._attachments, "_read", counted)
+    saved = format_now()
+    for one in first.looked_after:
+        await first._ledger.note(one.place, lambda row: replace(row, saved=saved))
+    await look(second)
+    assert not read
+    assert {one.saved for one in await second.find_all()} == {saved}
+    # One that is let go is seen at once.
+    gone = first.looked_after[0].place
+    assert await first._ledger.release(gone)
+    await look(second)
+    assert [one.place for one in second.looked_after] == [gone]
+
+
+async def test_what_a_service_that_died_had_is_read_before_it_is_taken(tmp_path: Path) -> None:
+    first, second, third = (keeper_at(tmp_path / "store") for _ in range(3))
+    await look(first)
+    await attach(first, 1)
+    await look(first, second, third)
+    place = first.looked_after[0].place
+    # It goes from the first to the third, and the object keeps its size: the second need not notice.
+    held = first._ledger.held(place)
+    assert held is not None
+    await third._attachments.take(held, third.lease.instance)
+    await first.lease.release()
+    await look(second)
+    assert not second.looked_after
+    await third.lease.release()
+    for _ in range(2):
+        await look(second)
+    assert [one.place for one in second.looked_after] == [place]

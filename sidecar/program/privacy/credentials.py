@@ -474,24 +474,27 @@ def _find_by_rules(data: bytes, rules: Rules) -> Iterator[Span]:
 
 def may_hold(data: bytes, rules: Rules = ()) -> bool:
     """Return whether the data contains a credential, or the beginning of a private key, which may be cut off."""
+    return any(found for _, found in find_traces(data, rules))
+
+
+def find_traces(data: bytes, rules: Rules = ()) -> Iterator[Tuple[int, bool]]:
+    """Yield where there is what a credential is found by, in no order, and whether there is one (or the beginning of a
+    private key), as the data is. Elsewhere there is none in any part of the data, wherever that begins and ends."""
     for anchor, expression, find in _SEARCHES:
         examine = _match_first_line if find is _find_key else find
-        for at in _iterate_candidates(data, anchor, expression):
-            if examine(data, at) is not None:
-                return True
-    return bool(rules) and next(_find_by_rules(data, rules), None) is not None
-
-
-def has_traces(data: bytes, rules: Rules = ()) -> bool:
-    """Return whether the data contains what a credential is found by. Without it there is none in any part of the data,
-    wherever that begins and ends."""
-    for anchor, expression, find in _SEARCHES:
         trace = _TRACES.get(find)
         for at in _iterate_candidates(data, anchor, expression):
             if trace is None or trace(data, at):
-                return True
-    small = data.lower() if rules else b""
-    return any(rule.keyword in small for rule in rules)
+                yield at, examine(data, at) is not None
+    if rules:
+        for span in _find_by_rules(data, rules):
+            yield span.start, True
+        small = data.lower()
+        for rule in rules:
+            at = small.find(rule.keyword)
+            while at >= 0:
+                yield at, False
+                at = small.find(rule.keyword, at + 1)
 
 
 def _ends_beginning(data: bytes, at: int) -> bool:

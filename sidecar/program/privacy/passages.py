@@ -23,7 +23,7 @@ import json
 import re
 from bisect import bisect_left
 from functools import lru_cache
-from typing import Callable, Dict, List, Pattern, Tuple
+from typing import Callable, Dict, Iterator, List, Pattern, Tuple
 
 MARK = b"[private]"
 LONGEST_RUN = 32
@@ -72,17 +72,15 @@ def _compile(text: bytes) -> Pattern[bytes]:
 
 def may_hold(data: bytes) -> bool:
     """Return whether the data contains an opening tag that is not in quotes, or an escaped one."""
-    if _compile(_AS_JSON).search(data):
-        return True
-    return any(
-        not _is_quoted(data[max(0, tag.start() - 1) : tag.start()], data, tag.end())
-        for tag in _compile(_PLAIN).finditer(data)
-    )
+    return any(found for _, found in find_traces(data))
 
 
-def has_traces(data: bytes) -> bool:
-    """Return whether the data contains an opening tag, in quotes or not."""
-    return any(_compile(tag).search(data) is not None for tag in (_PLAIN, _AS_JSON))
+def find_traces(data: bytes) -> Iterator[Tuple[int, bool]]:
+    """Yield where an opening tag is, and whether it is not in quotes, or escaped."""
+    for tag in _compile(_AS_JSON).finditer(data):
+        yield tag.start(), True
+    for tag in _compile(_PLAIN).finditer(data):
+        yield tag.start(), not _is_quoted(data[max(0, tag.start() - 1) : tag.start()], data, tag.end())
 
 
 def _is_quoted(before: bytes, data: bytes, end: int) -> bool:

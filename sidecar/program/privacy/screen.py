@@ -205,8 +205,7 @@ class Screen:
             return None
         from sidecar.program.sqlite import pages
 
-        looks = pages.Looks(policy.may_concern, policy.has_traces)
-        return partial(pages.may_concern, copy, looks, None)
+        return partial(pages.may_concern, copy, policy.find_traces, None)
 
     def database(
         self, found: FoundPath, copy: CheckedCopy, contents: reader.Contents, sound: bool, fresh: bool, before: bool

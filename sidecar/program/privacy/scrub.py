@@ -7,7 +7,7 @@ the scratch folder. The sandbox's own files are never written to.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Tuple
 
 from sidecar.format.protocol import ExportAnswer, PrivateFinding
 from sidecar.program import places
@@ -58,22 +58,17 @@ class PrivacyPolicy(NamedTuple):
 
     def may_concern(self, data: bytes) -> bool:
         """Return whether these bytes contain anything that the policy is about."""
+        return any(found for _, found in self.find_traces(data))
+
+    def find_traces(self, data: bytes) -> Iterator[Tuple[int, bool]]:
+        """Yield where there is what private passages and credentials are found by, and whether one is there, as the data
+        is. Elsewhere there is none in any part of the data, wherever that begins and ends."""
         if self.remove and any(credentials.has_candidate(data, *tag) for tag in _TAGS):
             from sidecar.program.privacy import passages
 
-            if passages.may_hold(data):
-                return True
-        return self.credentials != OFF and credentials.may_hold(data, self.rules)
-
-    def has_traces(self, data: bytes) -> bool:
-        """Return whether these bytes contain what ``may_concern`` goes by. Without it that finds nothing in any part of
-        them, wherever the part begins and ends."""
-        if self.remove and any(credentials.has_candidate(data, *tag) for tag in _TAGS):
-            from sidecar.program.privacy import passages
-
-            if passages.has_traces(data):
-                return True
-        return self.credentials != OFF and credentials.has_traces(data, self.rules)
+            yield from passages.find_traces(data)
+        if self.credentials != OFF:
+            yield from credentials.find_traces(data, self.rules)
 
     def may_begin(self, data: bytes) -> bool:
         """Return whether something begins in these bytes that may be told by what is far behind it: a private passage, a

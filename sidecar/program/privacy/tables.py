@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
 from sidecar.program.privacy import screen
 from sidecar.program.privacy.scrub import MOST_FINDINGS, PrivacyPolicy, PrivacyReport, scrub_text
@@ -76,12 +76,11 @@ def scrub(
         return False
     anew = bool(policy.remove and _index_may_remember(place, path, report)) or (before and policy.takes_out)
     if not anew:
-        holds, looks = look() if look is not None else None, pages.Looks(policy.may_concern, policy.has_traces)
-        if not (pages.may_concern(place, looks, changed) if holds is None else holds):
+        holds = look() if look is not None else None
+        if not (pages.may_concern(place, policy.find_traces, changed) if holds is None else holds):
             return False
     try:
-        strictly = policy.without_warnings
-        remains = policy.strict and pages.has_remains(place, pages.Looks(strictly.may_concern, strictly.has_traces))
+        remains = policy.strict and pages.has_remains(place, policy.without_warnings.find_traces)
         cleaning = _Cleaner(place, policy, remains, anew)
         changed_it = remains or anew or cleaning.taken != [0, 0]
         if changed_it:
@@ -279,6 +278,11 @@ def _describe_table(connection: sqlite3.Connection, name: str) -> _Table:
     return _Table(name, [key for _, key in sorted(primary)], columns)
 
 
+def _has_traces(policy: PrivacyPolicy, values: Iterable[Any]) -> bool:
+    """Return whether any of these values may contain something, wherever it begins and ends."""
+    return any(True for _ in policy.find_traces(b"\0".join(one for one in values if isinstance(one, bytes))))
+
+
 def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPolicy) -> Iterator[_Hit]:
     """Yield where in a table something is to be done. Most rows have no finding, so rows are examined in batches.
 
@@ -289,10 +293,10 @@ def _find_hits(connection: sqlite3.Connection, table: _Table, policy: PrivacyPol
     query = "SELECT %s FROM %s" % (", ".join(table.keys + [_quoted(one) for one in table.columns]), _quoted(table.name))
     cursor, width = connection.execute(query), len(table.keys)
     for rows in iter(lambda: cursor.fetchmany(ROWS), []):
-        if not policy.has_traces(b"\0".join(one for row in rows for one in row[width:] if isinstance(one, bytes))):
+        if not _has_traces(policy, (one for row in rows for one in row[width:])):
             continue
         for row in rows:
-            if not policy.has_traces(b"\0".join(one for one in row[width:] if isinstance(one, bytes))):
+            if not _has_traces(policy, row[width:]):
                 continue
             for column, value in zip(table.columns, row[width:]):
                 if isinstance(value, bytes) and policy.may_concern(value):

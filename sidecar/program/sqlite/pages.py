@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
+from bisect import bisect_left, bisect_right
 from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # The page types of section 1.6: the first byte of a b-tree page.
@@ -32,15 +34,10 @@ PENDING_BYTE = 1 << 30
 # Text encodings other than UTF-8, by the number at offset 56 (section 1.3.13).
 WIDE = {2: "utf-16-le", 3: "utf-16-be"}
 
-Look = Callable[[bytes], bool]
 
-
-class Looks(NamedTuple):
-    """What is looked for. Values stand in a page without anything between them, so what ``look`` finds in a value it may
-    not find in a page; but ``traces`` then finds traces of it there."""
-
-    look: Look
-    traces: Look
+Search = Callable[[bytes], Iterator[Tuple[int, bool]]]
+"""Yields where in some bytes there are traces of what is looked for, and whether it is there. Values stand in a page without
+anything between them, so it may be there in a value and seem not to be in the page; but its traces are in both."""
 
 
 class UnexpectedPage(Exception):
@@ -97,7 +94,7 @@ class Pages:
         if number % (WINDOW // self.size) == 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._data.madvise(mmap.MADV_DONTNEED)
 
-    def may_concern(self, looks: Looks, changed: Iterable[int] | None) -> bool:
+    def may_concern(self, search: Search, changed: Iterable[int] | None) -> bool:
         """Return whether something is found on these pages (``None``: on all), or if that cannot be determined."""
         numbers = range(1, self.count + 1) if changed is None else changed
         batch: List[_Piece] = []
@@ -116,7 +113,7 @@ class Pages:
                 batch.append(piece)
                 weight += len(piece.data)
             if weight > BATCH:
-                if self._concerns(looks, batch):
+                if self._concerns(search, batch):
                     return True
                 batch, weight = [], 0
         for number in others:
@@ -125,33 +122,50 @@ class Pages:
             if changed is not None:
                 return True  # part of a value that begins on an unchanged page, so it cannot be read alone
             batch.append(_Piece(self.read_page(number), number, True))
-        return self._concerns(looks, batch)
+        return self._concerns(search, batch)
 
-    def has_remains(self, looks: Looks) -> bool:
+    def has_remains(self, search: Search) -> bool:
         """Return whether something is found in unused bytes. Raise UnexpectedPage."""
-        if any(map(self.adapt_look(looks.look), _iterate_batches(self._data, self.iterate_slack()))):
+        if any(self._find(search, data)[0] for data in _iterate_batches(self._data, self.iterate_slack())):
             return True
         for number in self._read_free_list()[1]:
             self.give_back(number)
-            if 0 < number <= self.count and self._concerns(looks, [_Piece(self.read_page(number), number, True)]):
+            if 0 < number <= self.count and self._concerns(search, [_Piece(self.read_page(number), number, True)]):
                 return True
         return False
 
-    def _concerns(self, looks: Looks, batch: List[_Piece]) -> bool:
+    def _concerns(self, search: Search, batch: List[_Piece]) -> bool:
         """Return whether something is found in these pieces: in their bytes, gaps included, or in one of their values."""
-        traces = self.adapt_look(looks.traces)
-        whole = b"\0".join([piece.data for piece in batch])
-        if not traces(whole):
-            return False
-        if self.adapt_look(looks.look)(whole):
-            return True
-        return any(
-            any(map(looks.look, self._split_record(record)))
-            for piece in batch
-            if traces(piece.data)
-            for record in self._iterate_records(piece)
-            if traces(record)
-        )
+        found, traces = self._find(search, b"\0".join([piece.data for piece in batch]))
+        if found or traces == []:
+            return found
+        begin = 0
+        for piece in batch:
+            end = begin + len(piece.data)
+            near = (
+                None
+                if traces is None
+                else [at - begin for at in traces[bisect_left(traces, begin) : bisect_left(traces, end)]]
+            )
+            begin = end + 1
+            for record in self._iterate_records(piece, near) if near != [] else ():
+                if any(there for value in self._split_record(record) for _, there in search(value)):
+                    return True
+        return False
+
+    def _find(self, search: Search, data: bytes) -> Tuple[bool, Optional[List[int]]]:
+        """Return whether something is found in these bytes, and where there are traces; ``None``: anywhere."""
+        traces: Set[int] = set()
+        for at, found in search(data):
+            if found:
+                return True, []
+            traces.add(at)
+        if not self._encoding:
+            return False, sorted(traces)
+        # UTF-16 text may begin at any byte, and blobs are not encoded. Where a trace is in the one says nothing of the other.
+        wide = [data[at:].decode(self._encoding, "replace").encode() for at in (0, 1)]
+        told = [there for text in wide for _, there in search(text)]
+        return any(told), None if traces or told else []
 
     def find_rowids(self, changed: Iterable[int]) -> Optional[Set[int]]:
         """Return the rowids on these pages, of any table, and of the values that continue on them; ``None`` if one of
@@ -176,18 +190,6 @@ class Pages:
                         pass
         return found if seen.issuperset(others) else None
 
-    def adapt_look(self, look: Look) -> Look:
-        """Return ``look`` adapted to the database's text encoding. UTF-16 text may begin at any byte, and blobs are not
-        encoded, so both are tried."""
-        code = self._encoding
-        if not code:
-            return look
-
-        def wide(data: bytes) -> bool:
-            return look(data) or any(look(data[at:].decode(code, "replace").encode()) for at in (0, 1))
-
-        return wide
-
     def _iterate_pieces(self, number: int, page: bytes, seen: Set[int]) -> Iterator[_Piece]:
         """Yield a page, and the joined records that continue in overflow pages."""
         yield _Piece(page, number, False)
@@ -195,8 +197,9 @@ class Pages:
             if cell.overflow:
                 yield _Piece(b"".join(self._iterate_chain(page, cell, seen)), 0, False)
 
-    def _iterate_records(self, piece: _Piece) -> Iterator[bytes]:
-        """Yield the records in the cells of a page, or what of them is on it. Raise UnexpectedPage."""
+    def _iterate_records(self, piece: _Piece, near: Optional[List[int]]) -> Iterator[bytes]:
+        """Yield the records in the cells of a page, or what of them is on it; of those only in which one of the places
+        ``near`` may be (``None``: all). Raise UnexpectedPage."""
         if not piece.number:
             yield piece.data
             return
@@ -207,12 +210,15 @@ class Pages:
         count = int.from_bytes(page[head + 3 : head + 5], "big")
         pointers, skip = (head + 12, 4) if kind == INDEX_INTERIOR else (head + 8, 0)
         try:
-            for place in range(pointers, pointers + 2 * count, 2):
-                size, at = read_varint(page, (page[place] << 8 | page[place + 1]) + skip)
+            cells = sorted(struct.unpack_from(">%dH" % count, page, pointers))
+            if near is not None:  # cells do not overlap: it is in the last one that begins before it, or in none
+                cells = [cells[place - 1] for place in sorted({bisect_right(cells, at) for at in near}) if place]
+            for cell in cells:
+                size, at = read_varint(page, cell + skip)
                 if kind == TABLE_LEAF:
                     _, at = read_varint(page, at)
                 yield page[at : at + size]
-        except IndexError:
+        except (IndexError, struct.error):
             if not piece.idle:
                 raise UnexpectedPage from None
 
@@ -410,14 +416,14 @@ def _iterate_gaps(page: bytes, head: int, usable: int) -> Iterator[Tuple[int, in
         hole = following
 
 
-def may_concern(place: str, looks: Looks, changed: Iterable[int] | None) -> bool:
+def may_concern(place: str, search: Search, changed: Iterable[int] | None) -> bool:
     """Return whether something is found on these pages of a database (``None``: on all), or if that cannot be
     determined."""
     if os.path.getsize(place) < SMALLEST:
         return False
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return Pages(data).may_concern(looks, changed)
+            return Pages(data).may_concern(search, changed)
         except UnexpectedPage:
             return True
 
@@ -431,10 +437,10 @@ def find_rowids(place: str, changed: Iterable[int]) -> Optional[Set[int]]:
             return None
 
 
-def has_remains(place: str, looks: Looks) -> bool:
+def has_remains(place: str, search: Search) -> bool:
     """Return whether something is found in the unused bytes of a database. Raise UnexpectedPage."""
     with open(place, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return Pages(data).has_remains(looks)
+        return Pages(data).has_remains(search)
 
 
 def clear_unused(place: str) -> None:

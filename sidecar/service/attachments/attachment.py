@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import asdict, field, replace
 from datetime import UTC, datetime
 
@@ -28,6 +29,9 @@ FORGOTTEN_AFTER = {IDLE: 3600.0, ENDED: 3600.0, LOST: 7 * 86400.0}
 SETTLED_SECONDS = 3.0
 """Two writes within one tick of a store's clock (a second, with S3) look the same in a listing. An object that has
 looked the same for longer than this was not written in the meantime."""
+LET_BE_SECONDS = 900.0
+"""For so long an attachment of another living service is not read again because it was written again at the same size:
+with each checkpoint a new time is written, and every service would read what all others write."""
 PARALLEL = 8
 """The most concurrent requests to the store, when there are many attachments."""
 
@@ -156,11 +160,12 @@ class Attachments:
         self.doubles: list[StoredAttachment] = []
         """Second objects for a memory and sandbox; the attachment that ``all`` returns takes precedence."""
 
-    async def all(self) -> list[StoredAttachment]:
+    async def all(self, others: Collection[str] = ()) -> list[StoredAttachment]:
         """Return the attachments that can be read, one per memory and sandbox, and set ``unreadable`` to the keys of
         the others.
 
-        Only objects that a listing shows as changed are read again.
+        Only objects that a listing shows as changed are read again. Of those that belong to ``others``, other services,
+        an earlier version may be returned, with the times of an earlier checkpoint.
         """
         infos = [info for prefix in (ATTACHMENTS, CONVERSATIONS) async for info in self._store.list(prefix)]
         turns, unreadable = asyncio.Semaphore(PARALLEL), set()
@@ -168,7 +173,7 @@ class Attachments:
         async def look(info: ObjectInfo) -> tuple[str, _CachedAttachment | None]:
             async with turns:
                 try:
-                    return info.key, await self._read_if_changed(info)
+                    return info.key, await self._read_if_changed(info, others)
                 except SnapshotError as problem:
                     if info.key not in self.unreadable:
                         self._log.error("an attachment is refused", object=info.key, **problem.as_dict())
@@ -192,11 +197,18 @@ class Attachments:
         """The attachments that the last listing showed, also those of other services."""
         return [seen.held.attachment for seen in self._seen.values() if seen.held is not None]
 
-    async def _read_if_changed(self, info: ObjectInfo) -> _CachedAttachment:
-        """Read an object again unless its listing shows that it is unchanged."""
+    async def _read_if_changed(self, info: ObjectInfo, others: Collection[str]) -> _CachedAttachment:
+        """Read an object again unless its listing shows that it is unchanged, or that little can have changed."""
         stamp, began = (info.modified, info.size), time.monotonic()
         seen = self._seen.get(info.key)
-        if seen is not None and seen.stamp == stamp and seen.settled:
+        if seen is not None and seen.held is not None:
+            if info.version and info.version == seen.held.version:  # as it was read, or as this service wrote it
+                return replace(seen, stamp=stamp)
+            # Little can have changed at the same size: one without an owner has another.
+            alike = seen.held.attachment.owner in others and seen.stamp[1] == info.size
+            if alike and began - seen.read < LET_BE_SECONDS:
+                return seen
+        if seen is not None and seen.stamp == stamp and seen.settled and not info.version:
             return seen
         # The cached copy counts only if it was read long enough after the stamp was first seen: two writes within one
         # tick of the store's clock have the same stamp.
@@ -304,7 +316,10 @@ class Attachments:
         )
 
     async def _swap_object(self, attachment: Attachment, key: str, version: str | None) -> StoredAttachment:
-        return StoredAttachment(attachment, key, await self._store.swap(key, _encode(attachment), expected=version))
+        held = StoredAttachment(attachment, key, await self._store.swap(key, _encode(attachment), expected=version))
+        if (seen := self._seen.get(key)) is not None:
+            seen.held = held
+        return held
 
 
 def _encode(attachment: Attachment) -> bytes:

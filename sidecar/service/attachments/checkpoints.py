@@ -13,6 +13,7 @@ from sidecar.ids import parse_snapshot_time
 from sidecar.receipts import ExportReceipt
 from sidecar.service.attachments.attachment import Attachment, Attachments
 from sidecar.service.attachments.leases import Lease, LeaseLost
+from sidecar.service.attachments.stillness import Stillness
 from sidecar.service.core import Sidecar
 from sidecar.service.operations import NotWanted, Operation
 from sidecar.service.sandboxes import SandboxTarget
@@ -47,6 +48,7 @@ class AttachmentSaver:
     sidecar: Sidecar
     attachments: Attachments
     lease: Lease
+    stillness: Stillness
 
     async def save(self, attachment: Attachment, current: Callable[[], Attachment | None], why: str) -> ExportReceipt:
         """Export a sandbox under the label ``why``, with the attachment as it is (``current``) when the operation
@@ -79,7 +81,10 @@ class AttachmentSaver:
         return receipt
 
     async def _export_attached(self, operation: Operation, attachment: Attachment, why: str) -> ExportReceipt:
-        """Export the sandbox, with the ownership checked before and just before the head moves."""
+        """Export the sandbox, with the ownership checked before and just before the head moves; unless a look tells that
+        nothing changed in it since an export that found nothing new."""
+        if self.lease.held and (still := await self.stillness.find(attachment)) is not None:
+            return still
         engine = self.sidecar.engine
         timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
         request = build_export_request(attachment, why)
@@ -93,7 +98,10 @@ class AttachmentSaver:
             ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
             # The quotas of the token that attached it hold for checkpoints too.
             ours = self.sidecar.admission.narrow_engine(ours, self.sidecar.find_named(attachment.by))
-            return await self.sidecar.export_from(sandbox, request, ours)
+            stamp = await sandbox.stamp(attachment.projects)
+            receipt = await self.sidecar.export_from(sandbox, request, ours)
+            await self.stillness.note(attachment, sandbox, stamp, receipt)
+            return receipt
 
     async def _check_ours(self, attachment: Attachment) -> None:
         """Raise unless the store still has this service as the owner, of the same generation, and its lease is valid."""

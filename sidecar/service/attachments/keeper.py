@@ -47,6 +47,7 @@ from sidecar.service.attachments.checkpoints import (
 from sidecar.service.attachments.leases import Lease, LeaseLost
 from sidecar.service.attachments.ledger import Ledger
 from sidecar.service.attachments.schedule import GONE, ExportSchedule
+from sidecar.service.attachments.stillness import Stillness
 from sidecar.service.attachments.transitions import apply_checkpoint, apply_export, apply_opening, apply_problem
 from sidecar.service.attachments.trouble import build_save_problem, find_save_problem
 from sidecar.service.core import Sidecar
@@ -75,7 +76,8 @@ class Keeper:
         store = sidecar.engine.repository.store
         self.lease = Lease(store, sidecar.settings.lease)
         self._attachments = Attachments(store)
-        self._saving = AttachmentSaver(sidecar, self._attachments, self.lease)
+        stillness = Stillness(sidecar.sandboxes, sidecar.engine.repository)
+        self._saving = AttachmentSaver(sidecar, self._attachments, self.lease, stillness)
         self._ledger = Ledger(self._attachments, self.lease.instance)
         self._schedule = ExportSchedule(
             sidecar, jobs, self._ledger, save=partial(self.save, why=CHECKPOINT), report_gone=self._on_gone

@@ -209,7 +209,7 @@ class Ledger:
         """Compare with the store: add and update this service's attachments, drop those that other services took or
         detached. Return the attachments whose owner has no valid lease."""
         began = time.monotonic()
-        found = {held.place: held for held in await self._stored.all()}
+        found = {held.place: held for held in await self._stored.all(living - {self._instance})}
         await self._clear_doubles(living)
         taken = {held.key for held in found.values()}
         for place, entry in list(self._entries.items()):
