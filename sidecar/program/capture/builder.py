@@ -252,12 +252,14 @@ class ExportBuilder:
         """Raise CopyMisread unless the copies of databases have what was read of them while they were written."""
         if not all(copy.confirm() for copy in self._removed):
             raise CopyMisread
+        for copy in self._removed:
+            copy.end()
 
     def end(self) -> None:
-        """End what still works on a copy, and remove it."""
+        """End what still works on a copy, and remove it. Nothing of it runs any more then."""
         self.end_copy()
         while self._removed:
-            self._removed.pop().end()
+            self._removed.pop().wait()
 
     def _count_rows(
         self, found: FoundPath, copy: CheckedCopy, known: cache.KnownEntry | None, contents: reader.Contents
