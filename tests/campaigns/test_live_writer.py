@@ -18,10 +18,12 @@ from tests.parts.commands import done
 
 SLOTS = 20_000
 """The newest commits that stay in the database, so that it does not outgrow the test however fast the writer is."""
+LARGE = 1000
+"""So many bytes more in each row make a database that is copied by a process of its own, and read meanwhile."""
 
 WRITER = """
 import os, sqlite3, sys
-path, counter, mode, slots = sys.argv[1:]
+path, counter, mode, slots, more = sys.argv[1:]
 database = sqlite3.connect(path, timeout=60, isolation_level=None)
 assert database.execute("PRAGMA journal_mode=" + mode).fetchone() == (mode.lower(),)
 database.execute("PRAGMA synchronous=OFF")
@@ -31,7 +33,7 @@ number = 0
 while True:
     number += 1
     database.execute("BEGIN IMMEDIATE")
-    row = (number % int(slots), number, "observation %d" % number)
+    row = (number % int(slots), number, "observation %d" % number + "." * int(more))
     database.execute("INSERT OR REPLACE INTO observations VALUES (?, ?, ?)", row)
     database.execute("COMMIT")
     os.pwrite(published, number.to_bytes(8, "big"), 0)
@@ -39,12 +41,12 @@ while True:
 
 
 @contextlib.contextmanager
-def writing(home: Path, mode: str) -> Iterator[Callable[[], int]]:
+def writing(home: Path, mode: str, more: int = 0) -> Iterator[Callable[[], int]]:
     """A process that commits one row after the other; call what it yields for how many it has committed."""
     counter = home / "counter"
     database = home / ".claude-mem/claude-mem.db"
     database.parent.mkdir(parents=True)
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(database), str(counter), mode, str(SLOTS)])
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(database), str(counter), mode, str(SLOTS), str(more)])
     try:
         while not counter.exists() or counter.stat().st_size < 8:
             assert process.poll() is None
@@ -68,18 +70,24 @@ def last_row_in(home: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mode", "exports"),
+    ("mode", "exports", "more"),
     [
-        ("WAL", 6),
-        ("DELETE", 3),
-        pytest.param("WAL", 200, marks=pytest.mark.slow),
-        pytest.param("DELETE", 200, marks=pytest.mark.slow),
+        ("WAL", 6, 0),
+        ("DELETE", 3, 0),
+        ("WAL", 6, LARGE),
+        pytest.param("WAL", 200, 0, marks=pytest.mark.slow),
+        pytest.param("DELETE", 200, 0, marks=pytest.mark.slow),
+        pytest.param("WAL", 200, LARGE, marks=pytest.mark.slow),
     ],
 )
-def test_every_export_is_whole_and_holds_every_row_committed_before_it(mode: str, exports: int, tmp_path: Path) -> None:
+def test_every_export_is_whole_and_holds_every_row_committed_before_it(
+    mode: str, exports: int, more: int, tmp_path: Path
+) -> None:
     home, store, ahead = tmp_path / "home", tmp_path / "store", []
-    with writing(home, mode) as committed:
+    with writing(home, mode, more) as committed:
         for number in range(exports):
+            while more and committed() < SLOTS // 2:
+                time.sleep(0.05)
             before = committed()
             receipt = done("export", "live", "--sandbox", f"local:{home}", store=store)
             assert receipt["outcome"] == "committed", receipt

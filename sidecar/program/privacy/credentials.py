@@ -510,8 +510,10 @@ def _ends_beginning(data: bytes, at: int) -> bool:
 
 def _may_be_option(data: bytes, at: int) -> bool:
     """Return whether the hyphen at ``at`` belongs to a token, or to an option that a secret may follow."""
+    if _ends_beginning(data, at):
+        return True
     if not data.startswith(b"--", at):
-        return _ends_beginning(data, at) or data.startswith((b"-u", b"-p "), at)
+        return data.startswith((b"-u", b"-p "), at)
     found = _OPTION().match(data, at)
     return data.startswith(b"--user", at) or (found is not None and _may_be_name(data, found.end() - 1))
 
