@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from functools import partial
 from typing import Any, BinaryIO, Callable
 
 from sidecar.format import index
@@ -31,6 +32,7 @@ from sidecar.program import cache, links, notes, places
 from sidecar.program.capture import project_folders
 from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
 from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
+from sidecar.program.child import Ask, Child, Tell
 from sidecar.program.privacy import settings_files
 from sidecar.program.restore import set_aside
 from sidecar.program.restore.coverage import Coverage
@@ -346,29 +348,44 @@ class Restore:
         """Check the staged databases. Raise Refusal if one is damaged, unless forced."""
         rows = []
         for path, entry in entries.items():
-            if entry.database:
-                check = backup.quick_check(staged[path].place)
-                rows.append(FoundDatabase(path, "staged", check))
-                if check == "ok":
-                    self._sketch_rows(path, entry, staged[path].place)
-                if check != "ok" and not self.question.force:
-                    raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
+            if not entry.database:
+                continue
+            place = staged[path].place
+            sketch = self._plan_sketch(path, entry, place)
+            # On another core while this one checks.
+            aside = Child(partial(_work_aside, sketch)) if sketch and entry.size > backup.LARGE else None
+            try:
+                check = backup.quick_check(place)
+                if check == "ok" and sketch and (aside is None or not aside.hear()):
+                    sketch()
+            finally:
+                if aside is not None:
+                    aside.wait()
+            rows.append(FoundDatabase(path, "staged", check))
+            if check != "ok" and not self.question.force:
+                raise Refusal("database-damaged", "The database %s is damaged in this snapshot: %s" % (path, check))
         return rows
 
-    def _sketch_rows(self, path: str, entry: index.Entry, place: str) -> None:
-        """Keep digests of a database's rows, so that the next export can count which came, changed and went."""
+    def _plan_sketch(self, path: str, entry: index.Entry, place: str) -> Callable[[], bool] | None:
+        """Return what keeps digests of a database's rows, so that the next export can count which came, changed and went;
+        ``None`` if there is nothing to keep."""
         name, _, relative = path.partition("/")
         layout = self.by_name[name].layout
         if not layout.get("tables"):
-            return
+            return None
         from sidecar.program.sqlite import sketches
 
         tables = sketches.choose_tables(layout, relative)
         if not tables or sketches.has(self.scratch.memory, entry.digest, tables):
-            return
-        sketch = sketches.sketch_database(place, tables)
-        if sketch is not None:
-            sketches.write(self.scratch.memory, entry.digest, tables, sketch)
+            return None
+
+        def sketch() -> bool:
+            found = sketches.sketch_database(place, tables)
+            if found is not None:
+                sketches.write(self.scratch.memory, entry.digest, tables, found)
+            return True
+
+        return sketch
 
     def _prepare(self, staged: dict[str, Staged], entries: dict[str, index.Entry]) -> None:
         """Set the modes, times and owner of staged files, and merge in the settings keys that belong to this sandbox."""
@@ -553,6 +570,11 @@ class Restore:
         """Return the folder of each root, those that were already here included."""
         noted = notes.read(self.scratch.memory) if self.before is not None else None
         return dict(noted.roots if noted is not None else {}, **{root.name: root.place for root in self.roots})
+
+
+def _work_aside(work: Callable[[], bool], tell: Tell, ask: Ask) -> None:
+    """Do it in a child, and tell that it is done."""
+    tell(work())
 
 
 def _name_stage(folder: str) -> str:
