@@ -308,11 +308,13 @@ def test_nothing_of_a_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(backup, "LARGE", 0)
     copied = backup.CheckedCopy(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
     assert copied.read_check() == "ok" and (tmp_path / "copy").exists()
+    assert copied._child is not None
+    process = copied._child._process
     copied.remove()
     copied.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(process, os.WNOHANG)
 
 
 def test_a_copy_is_read_right_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

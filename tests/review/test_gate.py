@@ -266,7 +266,7 @@ def test_an_acceptance_that_was_killed_is_finished_by_the_next(scene: Scene, mon
     one = scene.pending()
     repository = scene.repository
 
-    async def killed(*_: object) -> Head:
+    async def killed(*_: object, **__: object) -> Head:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):

@@ -141,7 +141,7 @@ def test_what_was_accepted_is_kept_until_it_is_the_head(scene: Scene, monkeypatc
     scene.learn("One")
     one = scene.pending()
 
-    async def killed(*_: object) -> Head:
+    async def killed(*_: object, **__: object) -> Head:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):

@@ -30,7 +30,7 @@ def scene(tmp_path: Path) -> Scene:
 def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> str:
     """An export that was killed after its snapshot was stored and before the head moved; where no review is asked for."""
 
-    async def killed(*_: object) -> Head:
+    async def killed(*_: object, **__: object) -> Head:
         raise KeyboardInterrupt
 
     rows = {row["snapshot"] for row in scene.run("log", MEMORY).document.get("snapshots", ())}
@@ -108,13 +108,13 @@ def test_the_first_export_of_a_memory_cannot_be_declined_while_it_may_still_move
     moved = Repository.move_head
     told: list[object] = []
 
-    async def held(self: Repository, state: HeadState, manifest: Manifest) -> Head:
+    async def held(self: Repository, state: HeadState, manifest: Manifest, **how: bool) -> Head:
         """Between storing the snapshot and moving the head."""
         try:
             told.append(await decline(scene.repository, MEMORY, manifest.snapshot))
         except NothingToAccept as refusal:
             told.append(refusal)
-        return await moved(self, state, manifest)
+        return await moved(self, state, manifest, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Repository, "move_head", held)
@@ -238,7 +238,7 @@ def two_that_wait(scene: Scene) -> tuple[str, str, str]:
 def cut_short(scene: Scene, monkeypatch: pytest.MonkeyPatch, snapshot: str) -> None:
     """An acceptance that is killed before the head moves."""
 
-    async def killed(*_: object) -> Head:
+    async def killed(*_: object, **__: object) -> Head:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
@@ -252,10 +252,10 @@ def test_an_acceptance_that_failed_does_not_take_effect_later(scene: Scene, monk
     three = scene.pending()  # accepted with ``one``
     repository, moved = scene.repository, Repository.move_head
 
-    async def held(self: Repository, state: HeadState, manifest: Manifest) -> Head:
+    async def held(self: Repository, state: HeadState, manifest: Manifest, **how: bool) -> Head:
         if manifest.snapshot == three:
             await accept(repository, MEMORY, two)
-        return await moved(self, state, manifest)
+        return await moved(self, state, manifest, **how)
 
     with monkeypatch.context() as patch, pytest.raises(SwapLost):
         patch.setattr(Repository, "move_head", held)
