@@ -28,7 +28,7 @@ from sidecar.format.protocol import (
 )
 from sidecar.format.refusal import Refusal
 from sidecar.format.roots import get_root
-from sidecar.program import cache, links, notes, places
+from sidecar.program import cache, notes, places
 from sidecar.program.capture import project_folders
 from sidecar.program.capture.versions import describe_older_schema, find_version, parse_version
 from sidecar.program.capture.walk import SQLITE_TAILS, FoundPath
@@ -319,6 +319,8 @@ class Restore:
     def _get_bundle(self) -> tuple[str, int]:
         """Return the file with all packs and indexes, uploaded or downloaded now, and where in it they begin."""
         if self.question.links is not None:
+            from sidecar.program import links  # late: it loads what HTTP needs, and most restores need none
+
             path = os.path.join(self.scratch.work, "bundle")
             links.fetch(self.question.links, path)
             return path, 0
