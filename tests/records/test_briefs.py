@@ -183,7 +183,7 @@ async def test_the_assembled_text_is_within_the_budget_by_real_tokenizers(tmp_pa
     briefs = [await make_brief(engine, "m", "latest", tokens, style=style) for tokens, style in wanted]
     for (tokens, _), found, counted in zip(wanted, briefs, count_tokens([one.text for one in briefs]), strict=True):
         assert max(counted.values()) <= found.tokens <= tokens
-        assert found.tokens > tokens * 0.6 and found.skipped
+        assert found.tokens > tokens * 0.6 and (found.skipped or found.more)
         assert "Left out" in found.text
 
 
