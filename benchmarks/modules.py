@@ -67,6 +67,7 @@ async def _export_and_count(folder: Path) -> dict[str, list[str]]:
         if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             seen.add(frame.f_code.co_filename)
 
+    threading.setprofile(note)  # from the first on: a thread that works for all of them is asked only when it begins
     for number in range(EXPORTS):
         if number:
             grow(home)
@@ -74,9 +75,9 @@ async def _export_and_count(folder: Path) -> dict[str, list[str]]:
         sandbox, last = opened(str(home)), number == EXPORTS - 1
         if last:
             sandbox._environment["PATH"] = f"{_put_python(folder, out)}:{sandbox._environment['PATH']}"
-            threading.setprofile(note), sys.setprofile(note)
+            seen.clear(), sys.setprofile(note)
         receipt = await export(engine, sandbox, ExportRequest(memory="counted"))
-        sys.setprofile(None), threading.setprofile(None)  # type: ignore[func-returns-value]
+        sys.setprofile(None)
         assert receipt.outcome == "committed", receipt
     return {"outside": _name_ours(seen), "inside": _name_ours(out.read_text().splitlines())}
 

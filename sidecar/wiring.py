@@ -100,14 +100,14 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
 
 def open_provider(provider: str, *, local: LocalPolicy = OF_OUR_OWN) -> SandboxProvider:
     """Open who creates and ends sandboxes at ``e2b``, ``daytona`` or on this machine (``local``). Raise ``BadReference``."""
-    from adapters.sandboxes.creation import open_account
+    from adapters.sandboxes.providers import open_account
 
     return open_account(provider, local)
 
 
 def find_missing_key(provider: str) -> str:
     """Return the environment variable with a provider's key if this process lacks it; else ""."""
-    from adapters.sandboxes.creation import find_missing_key as find
+    from adapters.sandboxes.providers import find_missing_key as find
 
     return find(provider)
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import suppress
 from dataclasses import replace
 from io import RawIOBase
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from adapters.sandboxes.transfers import SourceFailed, receive_chunks, send_chunks
@@ -41,7 +42,8 @@ REMEMBERED_SECONDS = 5.0
 """For this long, what the provider said about a sandbox's end is taken as current."""
 MARK = "memory-sidecar-start"
 """The metadata or label of a sandbox that was created here: the name of its plan."""
-SECRETS = ("E2B_API_KEY", "E2B_ACCESS_TOKEN", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
+KEYS = {"e2b": ("E2B_API_KEY", "E2B_ACCESS_TOKEN"), "daytona": ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")}
+"""Variables with what a provider's SDK proves itself by; the first is what people are told to set."""
 T = TypeVar("T")
 
 
@@ -309,7 +311,7 @@ class _Command:
 
 def remove_credentials(problem: SandboxError) -> SandboxError:
     """Remove credentials from an error's message: some services repeat what they were sent."""
-    for name in SECRETS:
+    for name in chain.from_iterable(KEYS.values()):
         if secret := os.environ.get(name):
             problem.message = problem.message.replace(secret, "…")
             problem.args = (problem.message,)

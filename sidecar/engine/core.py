@@ -160,7 +160,7 @@ class Engine:
     reached: Reached | None = None
     """Called once the sandbox was reached and there is something to do, before anything is stored or changed. It gets
     the id of the snapshot: for an export, the id that the new one would have."""
-    fence: Callable[[], Awaitable[None]] | None = None
+    check_right: Callable[[], Awaitable[None]] | None = None
     """Called before a head is moved. Raises if the caller no longer has the right to move it, for example because its
     lease was taken over."""
     forgot: Callable[[str, int], None] | None = None
@@ -193,7 +193,7 @@ class Engine:
 
 
 def new_upload_path() -> str:
-    """Return a fresh path in the sandbox for the upload of a restore."""
+    """Return a fresh path in the sandbox for an upload: a bundle, or a request that is too long for a command."""
     return f"/tmp/memory-sidecar-{secrets.token_hex(8)}.bundle"
 
 

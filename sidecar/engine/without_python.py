@@ -49,9 +49,9 @@ from sidecar.program.capture.export import OUTSIDE, PARTIAL
 from sidecar.program.capture.walk import MOST_SKIPPED
 from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
-from sidecar.store.claims import check_hint
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
+from sidecar.store.untrusted import check_hint
 
 if TYPE_CHECKING:
     from sidecar.engine.exports.run import ExportRun

@@ -154,19 +154,27 @@ class Layout:
     name: str
     roots: tuple[RootSpec, ...]
     keep: Patterns
+    """What is memory, in every root that does not say otherwise."""
     databases: Patterns = ()
+    """SQLite databases: memory too, copied through SQLite and compared page by page."""
     required: Patterns = ()
+    """What the head may not lose: an export without one of these that it has stays beside it."""
     never: Patterns = ()
+    """What is no memory, whatever else says so."""
     secrets: Patterns = ()
+    """What is left out as it holds credentials, and is named in the receipt."""
     careful: Patterns = ()
+    """What is kept, with a warning that credentials may be in it."""
     yields: Patterns = ()
     """Of what is kept: exported only from projects that have a marker, and never replaces a file that is there."""
     rotating: Patterns = ()
     """What its owner removes by itself after a while: a guard does not take that for a loss. ``{date}`` is a day."""
     filters: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """JSON files that travel without the keys that these patterns match, by file."""
     emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Tables with secrets, by database: a copy is exported without their rows."""
     schemas: dict[str, str] = field(default_factory=dict)
+    """A query for the number of a database's schema, by database."""
     tiers: TierPatterns = TierPatterns()
     coupled: tuple[CoupledPaths, ...] = ()
     pointers: tuple[Pointer, ...] = ()

@@ -42,7 +42,7 @@ from sidecar.format.protocol import (
     encode,
 )
 from sidecar.format.refusal import Refusal
-from sidecar.program import leftovers, parts, places
+from sidecar.program import kept_files, leftovers, places
 from sidecar.program.scratch import Scratch
 
 LINKS = "MEMORY_SIDECAR_LINKS"
@@ -143,7 +143,7 @@ class _Run:
 
     def _find_rules(self) -> Rules:
         """Return the rules: those that were sent, or those that the sandbox keeps. Raise RulesMissing."""
-        rules = self._rules or parts.find(parts.RULES, self._request.rules, self._home)
+        rules = self._rules or kept_files.find(kept_files.RULES, self._request.rules, self._home)
         if not rules:
             raise RulesMissing
         return decode_rules(rules)
@@ -173,10 +173,10 @@ class _Run:
                     uploads = []
             if undone:
                 scratch.warnings.append("A restore that was cut short earlier has been undone.")
-            answer.warnings += scratch.warnings + self._keep_parts(scratch)
+            answer.warnings += scratch.warnings + self._keep_files(scratch)
             return answer
         finally:
-            self._keep_parts(scratch)
+            self._keep_files(scratch)
             scratch.leave(keep=kept)
             if kept:
                 from sidecar.program.reaper import reap
@@ -188,16 +188,16 @@ class _Run:
             for one in in_use:
                 os.close(one)
 
-    def _keep_parts(self, scratch: Scratch) -> List[str]:
+    def _keep_files(self, scratch: Scratch) -> List[str]:
         """Keep in the sandbox what had to be sent, once. Return warnings.
 
         At the end of a run, whatever came of it: the work needs the room first.
         """
         told = []
         if self._package:
-            told += parts.keep(parts.PROGRAM, self._package, scratch)
+            told += kept_files.keep(kept_files.PROGRAM, self._package, scratch)
         if self._rules:
-            told += parts.keep(parts.RULES, self._rules, scratch)
+            told += kept_files.keep(kept_files.RULES, self._rules, scratch)
         self._package = self._rules = b""
         return told
 

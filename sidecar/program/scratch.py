@@ -12,7 +12,7 @@
 ~/.cache/memory-sidecar/ready.json                   says that the memory is in place (ready.py)
 ~/.cache/memory-sidecar/.turn                        locked by the run that works in this sandbox, with what it does
 ~/.cache/memory-sidecar/.program-<hash>.zip          this program, and the rules it works by, so that they need not be
-~/.cache/memory-sidecar/.rules-<hash>.json           sent again (parts.py)
+~/.cache/memory-sidecar/.rules-<hash>.json           sent again (kept_files.py)
 ~/.cache/memory-sidecar/set-aside/<time>-<snapshot>/ what a restore replaced and no snapshot has (set_aside.py)
 ~/.cache/memory-sidecar/work-<random>/               one run's files, locked while it runs, removed by any later run
 

@@ -29,14 +29,14 @@ async def test_an_export_that_still_has_the_right_to_is_not_in_a_fences_way(
     engine, asked = engine_at(tmp_path / "store"), 0
     first = await export(engine, sandbox, REQUEST)
 
-    async def fence() -> None:
+    async def check_right() -> None:
         nonlocal asked
         asked += 1
         if asked == 1:  # another service takes over another sandbox of this memory at just this moment
             await engine.repository.fence("m")
 
     write(sandbox.home / "MEMORY.md", b"# remembered, and more\n")
-    second = await export(replace(engine, fence=fence), sandbox, REQUEST)
+    second = await export(replace(engine, check_right=check_right), sandbox, REQUEST)
     assert (second.outcome, second.parent, asked) == ("committed", first.snapshot, 2)
     assert (await engine.repository.head("m")).snapshot == second.snapshot
 
@@ -47,7 +47,7 @@ async def test_one_that_lost_the_right_to_meanwhile_does_not_move_the_head(
     engine, asked = engine_at(tmp_path / "store"), 0
     first = await export(engine, sandbox, REQUEST)
 
-    async def fence() -> None:
+    async def check_right() -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
@@ -56,7 +56,7 @@ async def test_one_that_lost_the_right_to_meanwhile_does_not_move_the_head(
 
     write(sandbox.home / "MEMORY.md", b"# remembered, and more\n")
     with pytest.raises(SidecarError) as raised:
-        await export(replace(engine, fence=fence), sandbox, REQUEST)
+        await export(replace(engine, check_right=check_right), sandbox, REQUEST)
     assert raised.value.code == "lease-lost"
     assert (await engine.repository.head("m")).snapshot == first.snapshot
 
@@ -66,8 +66,8 @@ async def test_a_head_that_really_moved_is_still_a_divergence(tmp_path: Path, sa
     write(other.home / "MEMORY.md", b"# somebody else's\n")
     await export(engine, sandbox, REQUEST)
 
-    async def fence() -> None:
+    async def check_right() -> None:
         await export(engine, other, replace(REQUEST, force=True))
 
     write(sandbox.home / "MEMORY.md", b"# remembered, and more\n")
-    assert (await export(replace(engine, fence=fence), sandbox, REQUEST)).outcome == "diverged"
+    assert (await export(replace(engine, check_right=check_right), sandbox, REQUEST)).outcome == "diverged"

@@ -13,7 +13,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,10 +26,25 @@ from sidecar.program.capture import reader
 from sidecar.program.capture.builder import CopyMisread
 from sidecar.program.limits import fit
 from sidecar.program.sqlite import backup
-from sidecar.program.sqlite.backup import copy_database, describe_free_pages, measure, quick_check
+from sidecar.program.sqlite.backup import CheckedCopy, describe_free_pages, measure, quick_check
 from tests.parts.homes import PROJECT
 
 TASKS = "/proc/self/task"
+
+
+class DatabaseCopy(NamedTuple):
+    place: str
+    page: int
+    check: str
+
+
+def copy_database(source: str, target: str, wait: float, emptied: list[str] | None = None) -> DatabaseCopy:
+    """Copy a database as an export does, and wait for the check."""
+    copy = CheckedCopy(source, target, wait, emptied)
+    try:
+        return DatabaseCopy(target, copy.page, copy.read_check())
+    finally:
+        copy.wait()
 
 
 def make(path: Path, mode: str, rows: int = 2000, page: int = 4096) -> None:
@@ -283,7 +298,7 @@ def test_a_database_is_copied_by_this_process_if_the_other_one_is_killed(
         return copy_live(*given)
 
     monkeypatch.setattr(backup, "_copy_live", killed)
-    copied = backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
+    copied = copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5)
     assert copied.check == "ok" and quick_check(str(tmp_path / "copy")) == "ok"
 
 
@@ -300,7 +315,7 @@ def test_a_copy_is_checked_by_this_process_if_the_other_one_cannot(
         return check(place)
 
     monkeypatch.setattr(backup, "quick_check", fail)
-    assert backup.copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
+    assert copy_database(str(tmp_path / "a.db"), str(tmp_path / "copy"), 5).check == "ok"
 
 
 def test_nothing_of_a_copy_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

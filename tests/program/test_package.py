@@ -216,7 +216,7 @@ async def test_two_versions_are_kept_and_no_more(engine: Engine, home: Path, mon
         target = io.BytesIO(ours.data)
         with zipfile.ZipFile(target, "a") as changed:
             changed.writestr("version", str(number))
-        other = delivery.Part(target.getvalue())
+        other = delivery.KeptFile(target.getvalue())
         monkeypatch.setattr("sidecar.engine.sandbox.dialogue.build_program", lambda other=other: other)
         names.append(f".program-{other.sha256}.zip")
         assert (await exported(engine, home)).trips == {"command": 2}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.parts.claude_mem import Worker
 from tests.parts.commands import done
+from tests.parts.homes import told
 from tests.parts.postgres import Database
 
 SESSION = {"contentSessionId": "talk-1", "project": "app", "prompt": "why is the lighthouse dark"}
@@ -20,7 +21,7 @@ def test_what_a_real_worker_saved_is_found(tmp_path: Path, database: Database) -
         worker.save("The otter repaired the lantern with copper wire", "Lantern repaired", project="app")
         worker._call("POST", "/api/sessions/init", dict(SESSION))
         receipt = done("export", "conductor", f"--sandbox=local:{home}", store=store)
-    assert receipt["warnings"] == []
+    assert told(receipt) == []
     (hit,) = done("search", "copper lantern", store=store)["hits"]
     assert (hit["kind"], hit["title"], hit["project"]) == ("observation", "Lantern repaired", "app")
     assert "**copper**" in hit["snippet"] and hit["at"] and hit["session"]

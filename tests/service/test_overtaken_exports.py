@@ -24,7 +24,7 @@ Hook = Callable[[], Awaitable[None]]
 
 
 def service(store: Path, before_moving: Hook | None = None) -> Sidecar:
-    sidecar = Sidecar(replace(engine_at(store), fence=before_moving), Service())
+    sidecar = Sidecar(replace(engine_at(store), check_right=before_moving), Service())
     Keeper(sidecar, Jobs())
     return sidecar
 

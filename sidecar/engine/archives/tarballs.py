@@ -33,11 +33,11 @@ from sidecar.format.packs import CHUNK
 from sidecar.host.files import open_spool
 from sidecar.host.work import Deadline, run_in_thread
 from sidecar.receipts import ExportReceipt, Skip
-from sidecar.store.claims import check_path
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.fold import unpack_files
 from sidecar.store.manifest import Manifest
 from sidecar.store.selectors import resolve_snapshot
+from sidecar.store.untrusted import check_path
 
 MOST_COMMENTS, LONGEST_COMMENTS = 5_000, 4 << 20
 MOST_PROJECTS = 1_000

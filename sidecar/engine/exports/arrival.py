@@ -40,10 +40,10 @@ from sidecar.host.work import Deadline, retry_safely, run_in_thread
 from sidecar.ids import MemoryKeys
 from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
-from sidecar.store.claims import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
 from sidecar.store.manifest import Manifest
+from sidecar.store.untrusted import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 
 if TYPE_CHECKING:
     from sidecar.records.files import KeptFiles
@@ -108,7 +108,7 @@ class CheckedExport:
 
 
 @asynccontextmanager
-async def delete_unclaimed(store: Store) -> AsyncIterator[set[str]]:
+async def delete_unused(store: Store) -> AsyncIterator[set[str]]:
     """Yield a set of keys for the body to fill. Keys that are in it at the end are deleted from the store."""
     keys: set[str] = set()
     try:
@@ -256,7 +256,7 @@ async def _receive_bundle(run: ExportRun, answer: ExportAnswer, inline: bytes) -
     """Fetch the bundle to this machine and check its size and hash against the sandbox's claim.
 
     Return it with the id of its pack if the sandbox wrote the pack directly to the store, else with an empty id. In the
-    first case the keys of the written objects are added to ``run.unclaimed``. The sandbox removes its own copy.
+    first case the keys of the written objects are added to ``run.unused``. The sandbox removes its own copy.
     """
     claim, limits = answer.bundle, run.engine.limits
     if claim is None or not 0 < answer.pack_bytes < claim.bytes:

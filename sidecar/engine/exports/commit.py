@@ -37,7 +37,6 @@ from sidecar.policy.retention import SAFE_PART, Retention, SnapshotFacts
 from sidecar.ports import Store
 from sidecar.program.privacy.scrub import MOST_PATHS
 from sidecar.receipts import Accepted, ExportOutcome, Learned
-from sidecar.store.claims import check_pack
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
 from sidecar.store.manifest import FORMAT, RAISED, REVIEWED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
@@ -45,6 +44,7 @@ from sidecar.store.marks import hold_packs, is_guarded_by_swap
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
 from sidecar.store.recall import LARGEST
 from sidecar.store.repository import HeadState
+from sidecar.store.untrusted import check_pack
 
 MOST_FENCED = 10
 """How often one export retries the swap of the head after another service has fenced it (see ``advance_head``)."""
@@ -251,7 +251,7 @@ async def store_snapshot(
 ) -> StoredSnapshot:
     """Commit the snapshot if there is room for it. Raise ``LimitExceeded`` if there is none.
 
-    A pack that the sandbox wrote directly to the store is removed from ``run.unclaimed`` before the commit: from then
+    A pack that the sandbox wrote directly to the store is removed from ``run.unused`` before the commit: from then
     on a manifest may name it, so it must stay whatever happens, unless it was folded into another pack.
     """
     # A rejected or diverged snapshot is stored too, beside the head; it just does not move the head.
@@ -270,15 +270,15 @@ async def store_snapshot(
     manifest, packs, room = await plan_packs(run, checked, manifest, moves=verdict.moves)
     if accepted is not None:  # pinned before the commit: from then on the head may move to it
         accepted = await keep_replaced(run, manifest, accepted, room.going)
-    run.unclaimed.discard(key)
+    run.unused.discard(key)
     try:
         head = run.state.head if verdict.moves else None
         manifest, added, guarded = await commit(run.engine, manifest, packs, checked, head)
     except BaseCollected:
-        run.unclaimed |= {key} if pack.stored else set()
+        run.unused |= {key} if pack.stored else set()
         raise
     if pack.stored and pack.stored not in {named.id for named in manifest.packs}:
-        run.unclaimed.add(key)
+        run.unused.add(key)
     return StoredSnapshot(manifest, added, room, accepted, guarded)
 
 
@@ -544,8 +544,8 @@ async def advance_head(
     engine.progress.step("moving the head")
     for _ in range(MOST_FENCED):
         # Checked before every attempt, since the ownership of the sandbox may be lost at any time.
-        if engine.fence is not None:
-            await engine.fence()
+        if engine.check_right is not None:
+            await engine.check_right()
         try:
             head = await engine.repository.move_head(state, manifest, keep=not guarded)
             return ExportOutcome.COMMITTED, HeadState(head)
@@ -557,7 +557,7 @@ async def advance_head(
                 # Somebody declined a snapshot meanwhile, perhaps one that this one grew out of. The next export asks.
                 return ExportOutcome.DIVERGED, there
             # The head names the same snapshot and was only rewritten (``Repository.fence``): a service that takes a
-            # sandbox over does that, so that the swap of the earlier owner fails, and ``engine.fence`` raises if this
+            # sandbox over does that, so that the swap of the earlier owner fails, and ``engine.check_right`` raises if this
             # service is that earlier owner; or somebody removes packs or snapshots. If none of this one, the swap can be
             # tried again on top of the rewritten head.
             await engine.repository.keep(manifest)  # before its packs, as when it was stored

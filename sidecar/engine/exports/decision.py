@@ -1,14 +1,15 @@
 """May the head move to this snapshot, as far as the snapshot itself can say? It is decided in this order:
 
 1. Is it the right store and the right memory (``_find_mix_up``)?
-2. Do the guards object: is it worse than the head that it would replace (``list_objections``)?
-3. Has the same objection come up so often by now that the change must be meant (``_weigh``)?
-4. Did the sandbox start from the head (``continues_head``)?
-5. Was a part of the head kept from this sandbox (``_find_withheld_roots``)?
+2. Is it all of the memory, or a part whose rest is gone (``_find_lone_part``)?
+3. Do the guards object: is it worse than the head that it would replace (``list_objections``)?
+4. Was a root of the head withheld from this sandbox (``_find_withheld_roots``)?
+5. Has the same objection come up so often by now that the change must be meant (``_weigh``)?
+6. Did the sandbox start from the head (``continues_head``)?
 
 What passes all of them meets the checks and the review in ``gate``: nothing else decides about the head of an export.
 
-Guards keep a good memory from being overwritten by a worse one. Without the third question, a guard would block a
+Guards keep a good memory from being overwritten by a worse one. Without the fifth question, a guard would block a
 memory forever after a change that was meant. Only objections that may be intended (``limits.REPEATABLE``: files are
 missing, or the memory is smaller) can be accepted this way, with a warning and an event; the replaced head is pinned. An
 empty or damaged memory, an older schema, credentials and exceeded limits stay rejected until a person decides.

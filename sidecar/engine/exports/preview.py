@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sidecar.engine.comparison import describe, read_manifest
 from sidecar.engine.core import CountedSandbox, Engine
-from sidecar.engine.exports.arrival import delete_unclaimed, fetch_and_check
+from sidecar.engine.exports.arrival import delete_unused, fetch_and_check
 from sidecar.engine.exports.candidate import read_candidate
 from sidecar.engine.exports.commit import build_manifest
 from sidecar.engine.exports.completion import complete_part
@@ -33,7 +33,7 @@ async def compare_sandbox(
     engine = replace(engine.narrow_to(request.memory), direct=False, reached=None)
     counted = CountedSandbox(sandbox, engine.progress, engine.may_use_folder)
     run = await begin_run(engine, counted, replace(request, trial=True), time.monotonic(), [])
-    async with open_spool() as run.scratch, delete_unclaimed(engine.repository.store) as run.unclaimed:
+    async with open_spool() as run.scratch, delete_unused(engine.repository.store) as run.unused:
         checked = await complete_part(run, await fetch_and_check(run, build_question(run)))
         run.answer = checked.answer
         if checked.answer.status == "refused":

@@ -83,7 +83,7 @@ class ExportRun(SandboxRun):
     """What the sandbox answered, once all that it brought was checked."""
     ahead: asyncio.Task[Base] | None = None
     """The task that reads the head while the sandbox works."""
-    unclaimed: set[str] = field(default_factory=set)
+    unused: set[str] = field(default_factory=set)
     """Keys of objects that are already in the store and that no manifest names yet. They are deleted at the end."""
     replaces: Manifest | None = None
     """The manifest of the head, if it can be read."""

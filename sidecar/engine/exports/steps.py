@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from sidecar.engine.core import CountedSandbox, Engine, gather
-from sidecar.engine.exports.arrival import CheckedExport, delete_unclaimed, fetch_and_check
+from sidecar.engine.exports.arrival import CheckedExport, delete_unused, fetch_and_check
 from sidecar.engine.exports.commit import (
     StoredSnapshot,
     advance_head,
@@ -85,7 +85,7 @@ async def export(engine: Engine, sandbox: Sandbox, request: ExportRequest) -> Ex
 
 async def _run_export(run: ExportRun) -> ExportReceipt:
     """Run one export to its receipt. A size limit that is exceeded ends it as rejected, not as an error."""
-    async with open_spool() as run.scratch, delete_unclaimed(run.engine.repository.store) as run.unclaimed:
+    async with open_spool() as run.scratch, delete_unused(run.engine.repository.store) as run.unused:
         try:
             checked = await fetch_and_check(run, build_question(run))
             run.answer = checked.answer

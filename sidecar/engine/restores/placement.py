@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from sidecar.engine.core import new_upload_path
 from sidecar.engine.restores.run import RestoreRun
 from sidecar.engine.restores.source import ReadySnapshot
-from sidecar.engine.sandbox.delivery import CarriedParts, build_program, build_rules
+from sidecar.engine.sandbox.delivery import CarriedFiles, build_program, build_rules
 from sidecar.engine.sandbox.dialogue import Asking, ask
 from sidecar.engine.sandbox.links import UNABLE, NotDirect, make_links
 from sidecar.errors import BadAnswer, ProgramFailed, UnknownLayout
@@ -39,7 +39,7 @@ class SnapshotUpload:
     codecs: list[str] = field(default_factory=list)
     bundle: UploadedBundle | None = None
     """The bundle that is in the sandbox now."""
-    carried: CarriedParts | None = None
+    carried: CarriedFiles | None = None
     """What is in front of it in the same file: the rules and the program, if the sandbox may lack them."""
     without_python: bool = False
     tarball: str = ""
@@ -140,7 +140,7 @@ async def _upload(run: RestoreRun, parcel: SnapshotUpload) -> UploadedBundle:
     run.uploads.append(path := new_upload_path())
     digest, parcel.carried = hashlib.sha256(), None
     if not run.request.in_use and run.sandbox.ground(None) is None:
-        parcel.carried = CarriedParts(path, build_rules(run.engine.layouts.values()), build_program())
+        parcel.carried = CarriedFiles(path, build_rules(run.engine.layouts.values()), build_program())
     before = parcel.carried.data if parcel.carried else b""
     run.engine.progress.step("sending", len(before) + parcel.size)
     await run.sandbox.upload(path, _chain_files(before, parcel.parts, digest))

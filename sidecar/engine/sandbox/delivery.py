@@ -46,7 +46,7 @@ from sidecar.format.protocol import (
 )
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
-from sidecar.program.parts import LONGEST, PROGRAM
+from sidecar.program.kept_files import LONGEST, PROGRAM
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("format", "program")
@@ -116,7 +116,7 @@ os._exit(code)
 """
 
 
-class Part:
+class KeptFile:
     """Something that a sandbox keeps, and its name there."""
 
     def __init__(self, data: bytes) -> None:
@@ -125,12 +125,12 @@ class Part:
 
     @functools.cached_property
     def packed(self) -> bytes:
-        """The part as it travels."""
+        """The file as it travels."""
         return zlib.compress(self.data, 9)
 
 
 @functools.cache
-def build_program() -> Part:
+def build_program() -> KeptFile:
     """Return the package with the program. It is built once, when it is first needed."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as package:
@@ -138,7 +138,7 @@ def build_program() -> Part:
             member = zipfile.ZipInfo(path.relative_to(ROOT.parent).as_posix(), _NO_TIME)
             member.create_system, member.external_attr = 3, 0o644 << 16  # as on Unix, also where it is built elsewhere
             package.writestr(member, path.read_bytes())
-    return Part(target.getvalue())
+    return KeptFile(target.getvalue())
 
 
 def list_modules() -> list[Path]:
@@ -146,14 +146,14 @@ def list_modules() -> list[Path]:
     return sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 
-def build_rules(layouts: Iterable[Layout]) -> Part:
+def build_rules(layouts: Iterable[Layout]) -> KeptFile:
     """Return the rules with these layouts: all that the sidecar knows."""
-    return _make_part(Rules([layout.for_sandbox() for layout in layouts]).encode())
+    return _make_kept_file(Rules([layout.for_sandbox() for layout in layouts]).encode())
 
 
 @functools.lru_cache(maxsize=8)
-def _make_part(data: bytes) -> Part:
-    return Part(data)
+def _make_kept_file(data: bytes) -> KeptFile:
+    return KeptFile(data)
 
 
 def _list_installed() -> list[tuple[str, int, int]]:
@@ -187,12 +187,12 @@ class SandboxCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedParts:
+class CarriedFiles:
     """An uploaded file that begins with the rules and the program: that of a restore."""
 
     path: str
-    rules: Part
-    program: Part
+    rules: KeptFile
+    program: KeptFile
 
     @property
     def data(self) -> bytes:
@@ -205,15 +205,15 @@ class Load:
     """What a command is to bring."""
 
     question: AnyQuestion
-    rules: Part | None = None
+    rules: KeptFile | None = None
     """The rules to answer by, if there are any."""
-    program: Part | None = None
+    program: KeptFile | None = None
     """The program to run; ``None``: the one that is installed on this machine."""
     with_rules: bool = False
     """Send the rules: the sandbox may lack them."""
     with_program: bool = False
     """Send the program: the sandbox may lack it."""
-    carried: CarriedParts | None = None
+    carried: CarriedFiles | None = None
     """A file in the sandbox that has both."""
     allowed: AllowedPaths | None = None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from sidecar.engine.core import CountedSandbox, new_upload_path
 from sidecar.engine.sandbox import delivery
-from sidecar.engine.sandbox.delivery import CarriedParts, Load, Part, build_program
+from sidecar.engine.sandbox.delivery import CarriedFiles, KeptFile, Load, build_program
 from sidecar.engine.sandbox.refusals import HINTS, REFUSALS
 from sidecar.errors import BadAnswer, LimitExceeded, MemoryMismatch, ProgramFailed, SidecarError
 from sidecar.format.protocol import (
@@ -45,8 +45,8 @@ from sidecar.format.protocol import (
 from sidecar.format.roots import get_root, get_stem
 from sidecar.host.values import dataclass
 from sidecar.policy.limits import CODES
+from sidecar.program.kept_files import RULES
 from sidecar.program.notes import LONGEST_LINEAGE, MOST_PATTERNS, MOST_ROOTS, MOST_TOLD
-from sidecar.program.parts import RULES
 from sidecar.program.privacy.credentials import redact_name
 from sidecar.program.privacy.scrub import MOST_FINDINGS, MOST_PATHS
 from sidecar.receipts import DatabaseReport, Drop, Finding, SetAside, Skip, Withheld
@@ -87,13 +87,13 @@ class Asking:
 
     timeout: float
     """The seconds that each command may take."""
-    rules: Part | None = None
+    rules: KeptFile | None = None
     """The rules to answer by."""
     inline_bytes: int = 0
     """The size of the largest bundle that comes in the answer."""
     shell: Callable[[], str] | None = None
     """Builds the script for a sandbox without Python. It answers like the program."""
-    carried: CarriedParts | None = None
+    carried: CarriedFiles | None = None
     """An upload in the sandbox that has the rules and the program in it."""
     at_once: bool = False
     """Send the rules and the program with the first command: the sandbox is new and has neither."""
@@ -225,7 +225,7 @@ async def _remove_leftovers(sandbox: CountedSandbox, uploads: list[str], value: 
                     warnings.append(f"{path} could not be removed from the sandbox: {problem.message}")
 
 
-def parse_answer(value: dict[str, Any], kind: type[A], question: AnyQuestion, rules: Part | None = None) -> A:
+def parse_answer(value: dict[str, Any], kind: type[A], question: AnyQuestion, rules: KeptFile | None = None) -> A:
     """Convert an answer to its type. Raise if it is not valid, not for this question, or reports an error."""
     try:
         answer = msgspec.convert(value, kind, strict=True)
@@ -268,7 +268,7 @@ def _iterate_values(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _check_not_taken(answer: ExportAnswer, question: ExportQuestion, rules: Part) -> None:
+def _check_not_taken(answer: ExportAnswer, question: ExportQuestion, rules: KeptFile) -> None:
     """Raise ``BadAnswer`` if files that were not taken are in a root that was not requested. Such a root need not have
     any file that was taken, so it may be missing from ``answer.roots``."""
     seen = {*answer.not_taken, *map(get_root, answer.databases_not_taken)}

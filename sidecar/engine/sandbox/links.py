@@ -37,7 +37,7 @@ async def receive_through_bucket(run: ExportRun, answer: ExportAnswer) -> tuple[
     """Have the sandbox upload its bundle to the bucket. Return the bundle, read back from there, and the id of the
     stored pack.
 
-    The keys of all objects made are added to ``run.unclaimed``: those that no manifest names in the end are deleted.
+    The keys of all objects made are added to ``run.unused``: those that no manifest names in the end are deleted.
     Raise ``NotDirect``.
     """
     assert answer.bundle is not None
@@ -64,7 +64,7 @@ async def receive_through_bucket(run: ExportRun, answer: ExportAnswer) -> tuple[
     _check_length([part.link for part in question.parts])
     engine.progress.step("sending to the bucket", answer.bundle.bytes)
     (pack, *_), (index, *_), ours = *parts, keys.pack(name, answer.codec)
-    run.unclaimed |= {pack, index, ours}
+    run.unused |= {pack, index, ours}
     await _ask_to_send(engine, sandbox, question)
     sandbox.transferred_bytes += answer.bundle.bytes
     await store.prepare()

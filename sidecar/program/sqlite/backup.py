@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 from urllib.parse import quote
 
 from sidecar.format.refusal import Refusal
@@ -39,14 +39,6 @@ LARGE = 4 << 20
 CHUNK = 1 << 20
 MOST_MAPPED = 64 << 20
 PAUSE_SECONDS = 0.002
-
-
-class DatabaseCopy(NamedTuple):
-    """A database copy: its path, its page size, and the result of its check."""
-
-    place: str
-    page: int
-    check: str
 
 
 def compute_database_signature(place: str) -> list[list[int]]:
@@ -223,17 +215,6 @@ def _is_large(place: str) -> bool:
         return sum(os.path.getsize(one) for one in (place, place + WAL_TAIL) if os.path.exists(one)) > LARGE
     except OSError:
         return False
-
-
-def copy_database(
-    source: str, target: str, wait: float, emptied: list[str] | None = None, strict: bool = False
-) -> DatabaseCopy:
-    """Copy a database as ``CheckedCopy`` does, and wait for the check."""
-    copy = CheckedCopy(source, target, wait, emptied, strict)
-    try:
-        return DatabaseCopy(target, copy.page, copy.read_check())
-    finally:
-        copy.wait()
 
 
 def _copy_live(source: str, target: str, wait: float, emptied: list[str] | None, strict: bool) -> str:

@@ -89,13 +89,13 @@ class AttachmentSaver:
         timing = replace(engine.timing, keep_alive=KEPT_ALIVE)
         request = build_export_request(attachment, why)
 
-        async def fence() -> None:
+        async def check_right() -> None:
             await self._check_ours(attachment)
 
         # Checked before the export, and again by the engine just before the head moves.
-        await fence()
+        await check_right()
         async with self.sidecar.sandboxes.use(SandboxTarget(attachment.sandbox, user=attachment.user)) as sandbox:
-            ours = replace(engine, progress=operation, timing=timing, fence=fence, reached=operation.intend)
+            ours = replace(engine, progress=operation, timing=timing, check_right=check_right, reached=operation.intend)
             # The quotas of the token that attached it hold for checkpoints too.
             ours = self.sidecar.admission.narrow_engine(ours, self.sidecar.find_named(attachment.by))
             stamp = await sandbox.stamp(attachment.projects)

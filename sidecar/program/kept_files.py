@@ -29,7 +29,7 @@ WORDS = {PROGRAM: "The sidecar's program", RULES: "The layouts"}
 
 
 def find(kind: str, sha256: str, home: str) -> Optional[bytes]:
-    """Return the part with this hash that the sandbox keeps; ``None`` if it has none."""
+    """Return the file with this hash that the sandbox keeps; ``None`` if it has none."""
     for spare in (False, True):
         folder = locate_spare_folder() if spare else locate_own_folder(home)
         try:
@@ -42,7 +42,7 @@ def find(kind: str, sha256: str, home: str) -> Optional[bytes]:
 
 
 def keep(kind: str, data: bytes, scratch: Scratch) -> List[str]:
-    """Keep a part, and remove the oldest ones of its kind. Return warnings: the run goes on if that fails."""
+    """Keep a file, and remove the oldest ones of its kind. Return warnings: the run goes on if that fails."""
     name = kind % hashlib.sha256(data).hexdigest()
     place = os.path.join(scratch.base, name)
     try:
@@ -64,7 +64,7 @@ def _remove_unfinished(place: str) -> None:
 
 
 def _list_older(kind: str, name: str, folder: str) -> List[str]:
-    """Return the other parts of a kind, the newest first."""
+    """Return the other files of a kind, the newest first."""
     pattern = re.compile(re.escape(kind) % "[0-9a-f]{64}" + r"\Z")
     others = [other for other in os.listdir(folder) if pattern.match(other) and other != name]
     return sorted(others, key=lambda other: places.read_status(os.path.join(folder, other)).st_mtime, reverse=True)

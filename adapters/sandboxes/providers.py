@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from adapters.sandboxes.remote import Vendor, remove_credentials
+from adapters.sandboxes.remote import KEYS, Vendor, remove_credentials
 from sidecar.errors import (
     BadReference,
     SandboxError,
@@ -30,8 +30,6 @@ from sidecar.ports import RUNNING, ListedSandbox, SandboxPage, SandboxPlan
 PATIENCE_SECONDS = 150.0
 """How long a provider may take to create a sandbox."""
 PREFIX = "memory-sidecar-sandbox-"
-KEYS = {"e2b": ("E2B_API_KEY", "E2B_ACCESS_TOKEN"), "daytona": ("DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")}
-"""Variables with what a provider's SDK proves itself by; the first is what people are told to set."""
 _FOLDER = re.compile(PREFIX + "[0-9a-f]{40}")
 T = TypeVar("T")
 
@@ -44,15 +42,25 @@ class Account(Protocol):
         """Who translates the SDK's errors."""
         ...
 
-    def create(self, plan: SandboxPlan) -> str: ...
+    def create(self, plan: SandboxPlan) -> str:
+        """Create a sandbox, marked with the name of its plan, and return its reference."""
+        ...
 
-    def find(self, name: str) -> list[str]: ...
+    def find(self, name: str) -> list[str]:
+        """Return the references of the living sandboxes with the mark of a plan."""
+        ...
 
-    def list_page(self, page: str) -> SandboxPage: ...
+    def list_page(self, page: str) -> SandboxPage:
+        """Return a page of all sandboxes, which says which page is next; "" is the first."""
+        ...
 
-    def look(self, name: str) -> ListedSandbox: ...
+    def look(self, name: str) -> ListedSandbox:
+        """Return what is known of one sandbox, by its id."""
+        ...
 
-    def end(self, name: str) -> None: ...
+    def end(self, name: str) -> None:
+        """End a sandbox, by its id; one that is gone already is no error."""
+        ...
 
 
 class RemoteProvider:
