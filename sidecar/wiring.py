@@ -69,7 +69,7 @@ def find_store_folder(url: str) -> Path | None:
     return find_folder(url)
 
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}"
 
 
 def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPolicy = OF_OUR_OWN) -> Sandbox:
@@ -78,7 +78,7 @@ def open_sandbox(ref: str, *, wake: bool = False, user: str = "", local: LocalPo
 
     Raise ``BadReference``, or ``SandboxNotAllowed`` for a folder of this machine that ``local`` does not allow.
     """
-    if user and not _USER.match(user):
+    if user and not re.fullmatch(_USER, user):
         raise BadReference(f"{user[:80]!r} is no name of a user.", hint="Write --user NAME, as `id -un` says it there.")
     provider, colon, name = ref.partition(":")
     if provider == "local" and colon:

@@ -33,9 +33,10 @@ class Line(str):
         return line
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """What a command prints and returns."""
+    """What a command prints and returns. It is not to be printed itself: at the end of ``asyncio.run``, the standard
+    library writes it out and throws that away, in the message of an error that nobody sees."""
 
     document: dict[str, Any]
     words: list[str | Table] = field(default_factory=list)

@@ -28,7 +28,6 @@ from sidecar.models.answers import (
 )
 from sidecar.policy.review import PENDING
 from sidecar.ports import ObjectInfo
-from sidecar.store.fetch import fetch_entries
 from sidecar.store.folders import read_id
 from sidecar.store.manifest import Head, Manifest, check_sizes
 from sidecar.store.pins import AutomaticPin, list_automatic_pins
@@ -363,6 +362,8 @@ def _pick_contents(entry: IndexEntry) -> tuple[object, ...]:
 
 async def _read_entries(repository: Repository, memory: str, wanted: str) -> tuple[Manifest, dict[str, IndexEntry]]:
     manifest = await repository.manifest(memory, await resolve_snapshot(repository, check_memory_id(memory), wanted))
+    from sidecar.store.fetch import fetch_entries  # late: it unpacks, and most queries read no pack
+
     async with open_spool() as scratch:
         entries, _, _ = await fetch_entries(repository.store, manifest, scratch)
     return manifest, entries

@@ -1,9 +1,10 @@
-"""``dataclass`` as in the standard library, for classes that cost next to nothing until they are used.
+"""``dataclass`` as in the standard library, for classes that cost next to nothing until they are used, and little then.
 
 The standard one writes the source of six methods for each class and compiles it, in every process. A command loads some
-250 such classes and makes instances of a few dozen; most of the time before its first byte was read went into the others.
-Here the methods to compare, hash and print are functions that all classes share, and a class is completed (its fields
-listed, its ``__init__`` generated) when its first instance is made or its fields are asked for.
+250 such classes and makes a few instances of a few dozen; most of the time before its first byte was read went into that.
+Here the methods to compare, hash and print are functions that all classes share. So is the one that makes the first
+instances; only a class with many of them gets an ``__init__`` of its own, which is faster and takes long to compile. The
+fields of a class are listed when somebody asks for them.
 
 ``frozen`` and ``slots`` are promises to the type checker, which holds them everywhere, tests included. At run time
 nothing stops an assignment, so that an instance is also made faster.
@@ -22,9 +23,12 @@ else:
     from operator import attrgetter
     from reprlib import recursive_repr
 
+    MANY = 50
+    """To compile an ``__init__`` takes about as long as to make so many instances without."""
     _FIELDS = "__dataclass_fields__"
     _TAKEN_OVER = ("__dataclass_params__", "__match_args__", _FIELDS, "__init__")
-    """What a completed class gets from the standard ``dataclass``; ``__init__`` last, for it says that all is there."""
+    """What a class gets from the standard ``dataclass``, where that makes it."""
+    _MISSING = dataclasses.MISSING
     _completing = RLock()
 
     def dataclass(*, frozen=False, slots=False, kw_only=False, eq=True, repr=True):
@@ -51,40 +55,75 @@ else:
 
         def __init__(self, cls, kw_only, with_init):
             self._cls = cls
-            self._options = {"kw_only": True} if kw_only else {}  # Python 3.8 does not know it
+            self._kw_only = kw_only
             self._with_init = with_init
+            self._found = None
 
         def __get__(self, instance, owner):
             return self.complete().__dict__[_FIELDS]
 
         def make_first(self):
-            """Return the ``__init__`` of the first instance, which completes the class."""
-            complete = self.complete
+            """Return the ``__init__`` of the first instances: for arguments that are right it does what the compiled one
+            does, and for all others that one is made, which says what is wrong with them."""
+            filling, count = None, 0
 
-            def __init__(self, *args, **values):  # noqa: N807 - it becomes the method of a class
-                complete().__init__(self, *args, **values)
+            def __init__(instance, /, *args, **values):  # noqa: N807 - it becomes the method of a class
+                nonlocal filling, count
+                if filling is None:
+                    filling = _Filling(self)
+                count += 1
+                if count > MANY or not filling.fill(instance.__dict__, args, values):
+                    self.complete(compiled=True).__init__(instance, *args, **values)
+                elif filling.has_more:
+                    instance.__post_init__()
 
             return __init__
 
-        def complete(self):
-            """Complete the class and return it.
+        def read(self):
+            """Return the annotations of the class itself, and what it gives its fields: values, or ``field(…)``."""
+            with _completing:
+                if self._found is None:
+                    cls = self._cls
+                    # Those of this class alone, from Python 3.8 on.
+                    names = cls.__dict__.get("__annotations__")  # noqa: RUF063
+                    names = cls.__annotations__ if names is None else names
+                    self._found = names, {name: getattr(cls, name) for name in names if hasattr(cls, name)}
+                return self._found
+
+        def list_own(self):
+            """Yield a row for each field that the class itself declares: name, default, factory, whether it is an argument,
+            and whether that has to be named."""
+            names, given = self.read()
+            for name, kind in names.items():
+                if "ClassVar" in str(kind):
+                    continue
+                value = given.get(name, _MISSING)
+                if isinstance(value, dataclasses.Field):
+                    yield name, value.default, value.default_factory, value.init, self._kw_only
+                else:
+                    yield name, value, _MISSING, True, self._kw_only
+
+        def complete(self, compiled=False):
+            """List the fields of the class, and if that is asked for compile its ``__init__``. Return the class.
 
             The standard ``dataclass`` works on a twin: another thread may make instances meanwhile, and must never see
             a class without ``__init__``.
             """
             cls = self._cls
             with _completing:
-                if cls.__dict__[_FIELDS] is not self:
+                if cls.__dict__[_FIELDS] is not self and not compiled:
                     return cls
-                names = cls.__dict__.get("__annotations__")  # noqa: RUF063 - those of this class alone, from Python 3.8 on
-                space = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": ""}
-                space["__annotations__"] = names = cls.__annotations__ if names is None else names
+                names, given = self.read()
+                space = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": "-"}
+                space.update(given, __annotations__=names)
+                if hasattr(cls, "__post_init__"):
+                    space["__post_init__"] = cls.__post_init__
                 above = {}
                 for base in cls.__mro__[:0:-1]:
                     above.update(getattr(base, _FIELDS) if _FIELDS in base.__dict__ else {})
-                space.update({name: getattr(cls, name) for name in [*names, "__post_init__"] if hasattr(cls, name)})
                 parent = type("_", (), {_FIELDS: above, "__dataclass_params__": _NotFrozen})
-                made = dataclasses.dataclass(eq=False, repr=False, init=self._with_init, **self._options)(
+                options = {"kw_only": True} if self._kw_only else {}  # Python 3.8 does not know it
+                made = dataclasses.dataclass(eq=False, repr=False, init=compiled and self._with_init, **options)(
                     type("_", (parent,), space)
                 )
                 for name in names:
@@ -100,6 +139,54 @@ else:
 
     class _NotFrozen:
         frozen = False
+
+    class _Filling:
+        """How the attributes of an instance are set without an ``__init__`` of its class's own."""
+
+        def __init__(self, incomplete):
+            rows = {}
+            for base in incomplete._cls.__mro__[:0:-1]:
+                rows.update((row[0], row) for row in _list_rows(base.__dict__.get(_FIELDS, {})))
+            rows.update((row[0], row) for row in incomplete.list_own())
+            self._template, self._factories, self._order = {}, [], []
+            self._names, self._needed = set(), set()
+            for name, default, factory, is_argument, is_named in rows.values():
+                if is_argument:
+                    self._names.add(name)
+                    if not is_named:
+                        self._order.append(name)
+                    if default is _MISSING and factory is _MISSING:
+                        self._needed.add(name)
+                if factory is not _MISSING:
+                    self._factories.append((name, factory))
+                if is_argument or default is not _MISSING or factory is not _MISSING:
+                    self._template[name] = default
+            self.has_more = hasattr(incomplete._cls, "__post_init__")
+
+        def fill(self, attributes, args, values):
+            """Set the attributes, in the order of the fields. Return whether the arguments were right."""
+            if args:
+                if len(args) > len(self._order) or not values.keys().isdisjoint(self._order[: len(args)]):
+                    return False
+                values.update(zip(self._order, args))
+            if not self._needed <= values.keys() or not values.keys() <= self._names:
+                return False
+            attributes.update(self._template)
+            for name, factory in self._factories:
+                if name not in values:
+                    attributes[name] = factory()
+            attributes.update(values)
+            return True
+
+    def _list_rows(fields):
+        """Return what ``list_own`` says, of a class whose fields may be listed already."""
+        if isinstance(fields, _Incomplete):
+            return fields.list_own()
+        return [
+            (one.name, one.default, one.default_factory, one.init, getattr(one, "kw_only", False))
+            for one in fields.values()
+            if one._field_type is dataclasses._FIELD
+        ]
 
     @lru_cache(maxsize=None)
     def _list_compared(cls):

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
-import msgspec
-
 from sidecar.errors import BadConfig
 from sidecar.host.text import SIZE_HINT, parse_size, suggest
 
@@ -36,6 +34,8 @@ def read_section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
     given = table.get(name, {})
     if not isinstance(given, dict):
         raise BadConfig(f"[{name}] must be a table.", at=(name,))
+    if not given and not _has_variables(name):
+        return kind()  # the usual case, and to list the fields of all sections takes longer than to read one
     check_known(given, kind.__dataclass_fields__, (name,))  # type: ignore[attr-defined]
     values = {key: check_value(value, (name, key)) for key, value in given.items()}
     for entry in list_settable(kind):
@@ -44,18 +44,25 @@ def read_section(table: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return convert(values, kind, (name,))
 
 
+def _has_variables(section: str) -> bool:
+    beginning = name_variable(section, "")
+    return any(name.startswith(beginning) for name in os.environ)
+
+
 def list_given_keys(table: Mapping[str, Any], name: str, kind: type[Any]) -> set[str]:
     """Return the keys of a section that the file or the environment sets."""
-    return {
-        *table.get(name, {}),
-        *(entry.name for entry in list_settable(kind) if os.environ.get(name_variable(name, entry.name))),
-    }
+    given = set(table.get(name, {}))
+    if _has_variables(name):
+        given |= {entry.name for entry in list_settable(kind) if os.environ.get(name_variable(name, entry.name))}
+    return given
 
 
 def convert(values: Mapping[str, Any], kind: type[T], at: tuple[str | int, ...]) -> T:
     """Convert values to a type. Raise ``BadConfig``, naming the option."""
     if not values:
         return kind()
+    import msgspec  # late: most commands have no config
+
     try:
         return msgspec.convert(values, kind, strict=True)
     except msgspec.ValidationError as problem:

@@ -12,8 +12,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sidecar.errors import UnknownLayout
 from sidecar.format.patterns import Rules
 from sidecar.format.roots import split_number
@@ -240,6 +238,8 @@ class BuiltInLayouts(Mapping[str, Layout]):
     @cached_property
     def _read(self) -> dict[str, Layout]:
         import tomllib
+
+        import msgspec
 
         files = Path(__file__).parent.glob("*.toml")
         layouts = (msgspec.convert(tomllib.loads(file.read_text("utf-8")), Layout, strict=True) for file in files)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-import msgspec
-
 from sidecar.errors import BadConfig
 from sidecar.format.patterns import Rules, expand_braces
 from sidecar.host.sections import format_setting
@@ -71,6 +69,8 @@ def _extend_layout(name: str, table: Mapping[str, Any]) -> Layout:
             raise _make_unknown_error(f"[layouts.{name}] has no option", option, layout.options, at)
     written = {key: value for key, value in table.items() if key != "options"}
     if written:
+        import msgspec  # late: as below
+
         # Parsed alone first, so that a problem is reported in what was written, not in the merged layout.
         _parse_layout(name, {"roots": [], "keep": [], **written}, written)
         merged = _merge_value(msgspec.to_builtins(layout), written)
@@ -96,6 +96,8 @@ def _read_new_layout(name: str, table: Mapping[str, Any]) -> Layout:
 
 def _parse_layout(name: str, table: Mapping[str, Any], written: Mapping[str, Any]) -> Layout:
     """Convert a table to a layout. Raise ``BadConfig`` if what was ``written`` is not valid."""
+    import msgspec  # late: most configs have no layouts
+
     at = ("layouts", name)
     known = {entry.name for entry in fields(Layout)} - {"name", "chosen"}
     for key in written:

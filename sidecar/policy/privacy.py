@@ -16,7 +16,6 @@ from sidecar.format.protocol import PrivacyRules, PrivacyTable
 from sidecar.host.values import dataclass
 from sidecar.layouts import Layout
 from sidecar.policy.limits import Tables, find_table
-from sidecar.program.privacy.credentials import VERSION
 
 Rules = Sequence[Mapping[str, str]]
 
@@ -71,6 +70,8 @@ class Privacy:
         ``policy`` is a hash of all of it, including what the ``layouts`` filter out of files and databases, so that any
         change shows.
         """
+
+        from sidecar.program.privacy.credentials import VERSION  # late: most commands look for none
 
         def told(table: Privacy) -> dict[str, Any]:
             modes = {key: getattr(table, key) for key in MODES}

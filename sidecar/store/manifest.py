@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii
 from typing import Any, Self, TypeVar
 
-import msgspec
-
 from sidecar.errors import SnapshotDamaged, UnknownFormat
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.format.index import Entry
@@ -257,6 +255,8 @@ class Head:
 
 def _decode(data: bytes, kind: type[T], what: str) -> T:
     """Parse a checksummed object. Raise SnapshotDamaged, or UnknownFormat for a format of a later version."""
+    import msgspec  # late: a command reads from the store before it has something to decode
+
     try:
         value = decode_checksummed(data)
     except ValueError as problem:
@@ -273,6 +273,8 @@ def _decode(data: bytes, kind: type[T], what: str) -> T:
 def decode_object(data: bytes, kind: type[T], form: int) -> T:
     """Parse one of the small objects beside manifests and heads. Raise ``ValueError`` if it is not valid, or not of this
     format."""
+    import msgspec  # as above
+
     value = decode_checksummed(data)
     if value.pop("format", None) != form:
         raise ValueError("it is in a format this version does not know")

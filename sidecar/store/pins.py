@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-import msgspec
-
 from sidecar.errors import SwapLost
 from sidecar.format.checksums import decode_checksummed, encode_checksummed
 from sidecar.host.values import dataclass
@@ -107,6 +105,8 @@ async def drop_automatic_pins(repository: Repository, memory: str, snapshots: li
 def _parse_automatic(stored: StoredObject) -> AutomaticPin | None:
     """Return the contents of an automatic pin; ``None`` for a person's pin, which contains a time, and for one that
     cannot be read."""
+    import msgspec  # late: few memories have one
+
     try:
         return msgspec.convert(decode_checksummed(stored.data).get("automatic"), AutomaticPin, strict=True)
     except (ValueError, msgspec.ValidationError):

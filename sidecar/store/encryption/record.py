@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Self
 
-import msgspec
-
 from sidecar.errors import KeyNeeded, NotSigned, ObjectRefused
-from sidecar.format.checksums import decode_checksummed, encode_checksummed
+from sidecar.format.checksums import encode_checksummed
 from sidecar.host.values import dataclass
 from sidecar.ports import Store
 from sidecar.store.encryption.keyring import Altered, Keyring, NotDecrypted, is_encrypted
 from sidecar.store.encryption.names import HiddenNames
 from sidecar.store.encryption.signatures import BadSignature, Signatures, is_signed, strip_signature
+from sidecar.store.manifest import decode_object
 
 RECORD = "sealing"
 COPY = "sealing.copy"
@@ -144,11 +143,8 @@ class Records:
         except Altered as problem:
             raise ObjectRefused(f"{key}, which holds the key to this store's names, is damaged: {problem}.") from None
         try:
-            value = decode_checksummed(self._check_signature(key, data))
-            if value.pop("format", None) != FORMAT:
-                raise ValueError("of a format this version does not know")
-            return msgspec.convert(value, Record, strict=True)
-        except (ValueError, msgspec.ValidationError) as wrong:
+            return decode_object(self._check_signature(key, data), Record, FORMAT)
+        except ValueError as wrong:
             raise ObjectRefused(f"{key} is not valid: {wrong}.") from None
 
     def _check_signature(self, key: str, data: bytes) -> bytes:

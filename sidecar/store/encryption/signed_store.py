@@ -155,7 +155,8 @@ class SignedStore(StoreLayer):
 
     async def _leave_out_unsigned(self, found: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
         """Return listed objects without those that take effect by being listed and are not validly signed."""
-        doubted = [info for info in found if self._signatures is not None and _is_obeyed_unread(info.key)]
+        if self._signatures is None or not (doubted := [info for info in found if _is_obeyed_unread(info.key)]):
+            return found
         good: dict[ObjectInfo, bool] = {}
         for start in range(0, len(doubted), AT_ONCE):
             some = doubted[start : start + AT_ONCE]
