@@ -8,12 +8,10 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from sidecar.cli.result import Line, Result, Table, check_kinds, format_size, format_time
-from sidecar.engine import Engine, ExportRequest
-from sidecar.engine.briefs import make_brief
 from sidecar.engine.comparison import compare_records
-from sidecar.engine.exports.preview import compare_sandbox
 from sidecar.engine.histories import (
     PageWanted,
     blame,
@@ -22,7 +20,6 @@ from sidecar.engine.histories import (
     trace_file,
     trace_record,
 )
-from sidecar.engine.queries import compare_snapshots
 from sidecar.errors import RecordNotFound, UsageError
 from sidecar.host.text import make_printable
 from sidecar.ids import check_memory_id
@@ -30,8 +27,10 @@ from sidecar.layouts.sources import MESSAGE
 from sidecar.models.answers import Difference
 from sidecar.models.counts import describe_counts, write_kind
 from sidecar.models.records import Comparison, HistoryEntry, Origin, RecordChange
-from sidecar.records.briefs.page import MARKDOWN, TEXT
 from sidecar.store.selectors import resolve_snapshot
+
+if TYPE_CHECKING:
+    from sidecar.engine.core import Engine
 
 Words = list[str | Table]
 
@@ -49,11 +48,16 @@ async def run_diff(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``diff``: what differs between two snapshots, or what a sandbox has that is not saved yet."""
     old, new = (args.old, args.new or "latest") if args.sandbox else await _choose_sides(engine, args)
     if args.files and not args.other and not args.sandbox:
+        from sidecar.engine.queries import compare_snapshots
+
         return _show_files(await compare_snapshots(engine.repository, args.memory, old, new))
     messages = MESSAGE in args.kind
     if args.sandbox:
         if args.other or new != "latest":
             raise UsageError("A sandbox is compared with one snapshot.", hint="diff MEMORY [A] --sandbox REF")
+        from sidecar.engine import ExportRequest
+        from sidecar.engine.exports.preview import compare_sandbox
+
         sandbox = engine.open_sandbox(args.sandbox, local=engine.local)
         try:
             projects = None if args.project is None else tuple(args.project)
@@ -263,6 +267,9 @@ async def run_blame(engine: Engine, args: argparse.Namespace) -> Result:
 
 async def run_brief(engine: Engine, args: argparse.Namespace) -> Result:
     """Run ``brief``: what to read first, within a budget of tokens."""
+    from sidecar.engine.briefs import make_brief
+    from sidecar.records.briefs.page import MARKDOWN, TEXT
+
     style = MARKDOWN if args.markdown or args.json else TEXT
     found = await make_brief(engine, args.memory, args.snapshot, args.tokens, style=style)
     problems = [f"Warning: {problem}" for problem in found.problems]

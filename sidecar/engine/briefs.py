@@ -13,8 +13,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-
 from sidecar.engine.comparison import read_manifest
 from sidecar.engine.core import Engine
 from sidecar.errors import SnapshotDamaged, SnapshotError, UsageError
@@ -190,7 +188,7 @@ def _read_kept(place: Path) -> Readings | None:
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or status.st_size > LARGEST_KEPT:
             return None
         return Readings.decode(decode_checksummed(place.read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError, msgspec.ValidationError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 

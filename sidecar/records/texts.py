@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 MOST_LINES = 400
 """If more lines than this differ on a side, no lines in common are looked for among them."""
 MOST_SHOWN = 2000
@@ -32,6 +30,8 @@ def diff_texts(old: str, new: str) -> list[str]:
 
 
 def _diff_lines(gone: list[str], come: list[str]) -> list[str]:
+    import difflib  # late: most comparisons have no text to show
+
     lines: list[str] = []
     matcher = difflib.SequenceMatcher(None, gone, come, autojunk=False)
     for act, i, k, j, m in matcher.get_opcodes():

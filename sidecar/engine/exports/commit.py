@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from sidecar.engine.core import Engine
@@ -171,11 +172,24 @@ def _choose_format(run: ExportRun, checked: CheckedExport, roots: Collection[Sna
         for name, root in ours.items()
         if get_stem(name, EARLIER) in EARLIER and _was_looked_for(root, run.request.projects, checked)
     }
+    covered = _list_covered(checked)
     for path, kind, *_ in checked.entries.values():
         root, _, relative = path.partition("/")
-        if kind != DIR and root in ours and (root not in rules or not rules[root].has(relative)):
+        if (
+            kind != DIR
+            and root in ours
+            and (root not in rules or (path not in covered and not rules[root].has(relative)))
+        ):
             return RAISED
     return FORMAT
+
+
+def _list_covered(checked: CheckedExport) -> Collection[str]:
+    """Return the paths of the base, if by its format that version would keep them all: its rules are no others today."""
+    base = checked.base
+    if base is None or base.format != FORMAT or any(root.layout not in load_built_in() for root in base.roots):
+        return ()
+    return checked.base_entries
 
 
 def _was_looked_for(root: SnapshotRoot, named: Collection[str] | None, checked: CheckedExport) -> bool:
@@ -198,8 +212,12 @@ class _Known:
     """Tells whether rules cover a file. The decision about each folder is cached."""
 
     def __init__(self, covered: CoveredRules) -> None:
-        self._rules = _compile_rules(covered)
+        self._covered = covered
         self._folders = {"": True}
+
+    @cached_property
+    def _rules(self) -> Rules:
+        return _compile_rules(self._covered)
 
     def has(self, relative: str) -> bool:
         return self._rules.takes(relative) and self._is_open(relative.rpartition("/")[0])
@@ -213,15 +231,15 @@ class _Known:
 def find_learned(checked: CheckedExport) -> Learned | None:
     """Return the files that are new in a snapshot only because the rules of its base did not cover them; ``None`` if
     there are none."""
-    base = checked.base
-    if base is None:
+    base, entries = checked.base, checked.entries
+    come = [path for path in entries if path not in checked.base_entries and entries[path].type == FILE]
+    if base is None or not come:
         return None
     rules = {name: _compile_rules(covered) for name, covered in base.rules.items()}
     found = {root.name for root in base.roots}
     new = []
-    for path, entry in checked.entries.items():
-        if entry.type != FILE or path in checked.base_entries:
-            continue
+    for path in come:
+        entry = entries[path]
         root, _, relative = path.partition("/")
         stem = get_stem(root, rules)
         searched = bool(base.covered) or root in found or stem not in PROJECTS

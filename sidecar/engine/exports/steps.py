@@ -117,7 +117,8 @@ async def begin_run(
     """Read the head and the listing, connect to the sandbox, and choose the id of the new snapshot. Raise a
     ``SidecarError``."""
     await engine.repository.check_new_memory(request.memory)
-    choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
+    if request.layouts:
+        choose_layouts(request.layouts, engine.layouts)  # raises for unknown names before anything is written
     engine.progress.step("reaching the sandbox")
     presence, (state, head, survey, gone) = await gather(connect(counted), _open_memory(engine, request.memory))
     if not survey.snapshots:

@@ -9,8 +9,6 @@ import json
 import shlex
 import time
 
-import msgspec
-
 from sidecar.engine.restores.run import RestoreRun
 from sidecar.errors import SandboxError, SandboxUnwritable
 from sidecar.host.values import dataclass
@@ -52,6 +50,8 @@ class Sign:
 async def read_sign(sandbox: Sandbox) -> Sign | None:
     """Return the sign in a sandbox, with one command; ``None`` if there is none for this sandbox. Raise a
     ``SidecarError``."""
+    import msgspec  # late: few restores look for it
+
     done = await sandbox.run(READ.format(name=NAME), timeout=SECONDS, output_limit=MOST_OUTPUT)
     for line in reversed(done.output.decode("utf-8", "replace").splitlines()):
         try:

@@ -21,7 +21,6 @@ import json
 import re
 import secrets
 import shlex
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -132,6 +131,8 @@ class KeptFile:
 @functools.cache
 def build_program() -> KeptFile:
     """Return the package with the program. It is built once, when it is first needed."""
+    import zipfile  # late: most sandboxes have it already
+
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as package:
         for path in list_modules():

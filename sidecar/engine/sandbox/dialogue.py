@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-import msgspec
-
 from sidecar.engine.core import CountedSandbox, new_upload_path
 from sidecar.engine.sandbox import delivery
 from sidecar.engine.sandbox.delivery import CarriedFiles, KeptFile, Load, build_program
@@ -227,6 +225,8 @@ async def _remove_leftovers(sandbox: CountedSandbox, uploads: list[str], value: 
 
 def parse_answer(value: dict[str, Any], kind: type[A], question: AnyQuestion, rules: KeptFile | None = None) -> A:
     """Convert an answer to its type. Raise if it is not valid, not for this question, or reports an error."""
+    import msgspec  # late: a command has asked before it has an answer
+
     try:
         answer = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as problem:

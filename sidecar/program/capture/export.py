@@ -167,13 +167,12 @@ class Export:
         if self.base is not None and not self.looked_at and not self.stays[1] and not self.part:
             if (screened is not None and screened.took) or any(map(is_secret, gone)):
                 raise BaseUnusable
+        self.taking.confirm()  # before the bundle is finished: meanwhile the copies are given back to the disk
         if self.base is not None and not self.taking.changes and not gone:
-            self.taking.confirm()
             if self.taking.refreshed:
                 self._remember(self.base.snapshot)
             return self._build_answer("unchanged")
         answer = self._finish(gone)
-        self.taking.confirm()
         self._remember(self.question.snapshot)
         return answer
 

@@ -19,7 +19,6 @@ import threading
 import time
 from functools import partial
 from typing import Any, Callable
-from urllib.parse import quote
 
 from sidecar.format.refusal import Refusal
 from sidecar.program import places
@@ -39,6 +38,7 @@ LARGE = 4 << 20
 CHUNK = 1 << 20
 MOST_MAPPED = 64 << 20
 PAUSE_SECONDS = 0.002
+PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-~")
 
 
 def compute_database_signature(place: str) -> list[list[int]]:
@@ -341,7 +341,9 @@ def quick_check(place: str, mapped: bool = False) -> str:
 
 
 def _make_uri(place: str, options: str) -> str:
-    return "file:" + quote(os.fsencode(place)) + "?" + options
+    """Return a database's path as SQLite takes it (https://www.sqlite.org/uri.html), with every other byte escaped."""
+    path = "".join(chr(byte) if byte in PLAIN else "%%%02X" % byte for byte in os.fsencode(place))
+    return "file:" + path + "?" + options
 
 
 def _is_wal(place: str) -> bool:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
 import time
 from functools import partial
 from typing import Any
@@ -59,6 +57,8 @@ def start_again(holders: list[Holder]) -> list[str]:
     Arguments, folder, environment and user are the same; there is no input and no output. A holder that is a child of
     another is left to its parent, and one that was restarted by something else is not started twice.
     """
+    import subprocess  # late, as the socket below: mostly there is nobody to ask or to start
+
     pids = {holder.pid for holder in holders}
     back = [newcomer.argv for newcomer in _find_newcomers(holders)]
     problems = []
@@ -107,6 +107,8 @@ def _wait_until_gone(holders: list[Holder], deadline: float) -> list[Holder]:
 
 def _ask_to_leave(holder: Holder, shutdown: dict[str, Any], deadline: float) -> bool:
     """Send the shutdown request to the holder's ports; return whether one of them accepted it."""
+    import socket
+
     request = "%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     for port in find_ports(holder, shutdown):
         within = min(_ASK_WITHIN, deadline - time.monotonic())

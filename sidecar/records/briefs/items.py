@@ -16,8 +16,6 @@ from pathlib import Path
 from re import Pattern
 from typing import Any, Self
 
-import msgspec
-
 from sidecar.format.index import FILE, Entry
 from sidecar.format.patterns import compile_patterns
 from sidecar.format.roots import split_number
@@ -268,6 +266,8 @@ def read_parts(plan: Plan, files: Files) -> tuple[list[Part], list[str]]:
 
 def _read_pointers(pointers: Iterable[tuple[str, Pointer]], files: Files) -> dict[str, set[str]]:
     """Return the folders that pointer files name, by root."""
+    import msgspec
+
     found: dict[str, set[str]] = {}
     for path, pointer in pointers:
         if path not in files:
@@ -464,9 +464,16 @@ class Readings:
 
     def encode(self) -> Any:
         """Return it as plain data, to keep it."""
+        import msgspec  # late: a brief begins with what it reads from the store
+
         return msgspec.to_builtins(self)
 
     @classmethod
     def decode(cls, value: Any) -> Self:
-        """Parse what was kept. Raise ``msgspec.ValidationError``."""
-        return msgspec.convert(value, cls)
+        """Parse what was kept. Raise ``ValueError``."""
+        import msgspec
+
+        try:
+            return msgspec.convert(value, cls)
+        except msgspec.ValidationError as problem:
+            raise ValueError(str(problem)) from None
