@@ -30,6 +30,7 @@ from sidecar.errors import (
     SandboxTimeout,
     TransferFailed,
 )
+from sidecar.format.packs import widen_pipe
 from sidecar.host.files import open_private
 from sidecar.host.work import start_in_thread
 from sidecar.policy.local_folders import OF_OUR_OWN, LocalPolicy
@@ -207,6 +208,7 @@ class Command:
             stderr=pipe,
             bufsize=0,
         )
+        widen_pipe(process.stdout)
         with self._lock:
             self._process = process
         if self._ended:

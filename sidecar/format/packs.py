@@ -1,8 +1,9 @@
 """Write a pack: a tarball, compressed according to its size.
 
-Up to 8 MiB are kept in memory and compressed well, because a small pack may be returned inside a command's output. A
-larger pack goes through the fastest compressor available: the ``zstd`` program, Python's own (3.14), the ``pigz`` program,
-else zlib at its lowest level.
+Up to 256 KiB are kept in memory and compressed by zlib: to start a program would take longer. What is more goes through
+zstd where that is, as a program or in Python (3.14), while the pack is written. Without it up to 8 MiB are kept and
+compressed well, because such a pack may be returned inside a command's output; a larger one is compressed as fast as
+possible, by the ``pigz`` program, else by zlib at its lowest level.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sidecar.format.refusal import Refusal
 if TYPE_CHECKING:
     import subprocess
 
-HELD_BACK = 8 << 20
+HELD_BACK, HELD_BACK_WITHOUT_ZSTD = 256 << 10, 8 << 20
 BLOCKS_PREFIX = "@blocks/"
 CHUNK = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -45,6 +46,7 @@ class _Compressed:
     def __init__(self, target: BinaryIO, allow_zstd: bool) -> None:
         self._target = target
         self._held: io.BytesIO | None = io.BytesIO()
+        self._most_held = HELD_BACK if allow_zstd else HELD_BACK_WITHOUT_ZSTD
         self._allow_zstd = allow_zstd
         self._process: subprocess.Popen[bytes] | None = None
         self._sink: IO[bytes] | None = None
@@ -53,7 +55,7 @@ class _Compressed:
     def write(self, data: bytes) -> None:
         if self._held is not None:
             self._held.write(data)
-            if self._held.tell() > HELD_BACK:
+            if self._held.tell() > self._most_held:
                 self._open_bulk()
         elif self._sink is not None:
             try:
@@ -62,22 +64,26 @@ class _Compressed:
                 raise Refusal("compressor-failed", "The compressor stopped half way; is the disk full?", True) from None
 
     def _open_bulk(self) -> None:
-        """Start the compressor for large packs and pass it what was kept in memory so far."""
+        """Start the compressor for large packs, unless this one is not large enough for it, and pass it what was kept in
+        memory so far."""
         import gzip
         import subprocess
 
         assert self._held is not None
-        held, self._held = self._held.getvalue(), None
         program = (
             ["zstd", "-q", "-c", "-3", "-T0"] if self._allow_zstd and shutil.which("zstd") else ["pigz", "-c", "-1"]
         )
         module = _find_zstd_module() if self._allow_zstd and program[0] != "zstd" else None
+        if module is None and program[0] != "zstd" and self._held.tell() <= HELD_BACK_WITHOUT_ZSTD:
+            self._most_held = HELD_BACK_WITHOUT_ZSTD
+            return
+        held, self._held = self._held.getvalue(), None
         if module is not None:
             self._sink, self.codec = module.ZstdFile(self._target, "wb", level=3), "zst"
         elif shutil.which(program[0]):
             self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=self._target)
             self._sink, self.codec = self._process.stdin, "zst" if program[0] == "zstd" else "gz"
-            _widen_pipe(self._process.stdin)
+            widen_pipe(self._process.stdin)
         else:
             self._sink = gzip.GzipFile(fileobj=self._target, mode="wb", compresslevel=1, mtime=0)  # type: ignore[assignment]
         self.write(held)
@@ -109,8 +115,8 @@ def _find_zstd_module() -> Any:
     return zstd
 
 
-def _widen_pipe(stream: IO[bytes] | None) -> None:
-    """Let more be written to a pipe at once: else the compressor is waited for every 64 KiB."""
+def widen_pipe(stream: IO[bytes] | None) -> None:
+    """Let more be written to a pipe at once: else whoever writes waits for the reader every 64 KiB."""
     if stream is not None:
         with contextlib.suppress(OSError):  # only Linux has that, and an unprivileged user may not have more
             fcntl.fcntl(stream.fileno(), F_SETPIPE_SZ, CHUNK)

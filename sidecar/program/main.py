@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import gc
 import hashlib
 import json
 import os
@@ -59,7 +58,6 @@ def main(nonce: str, request: bytes, rules: bytes, package: bytes) -> int:
 
     ``rules`` and ``package``, which this program is in, are empty unless the sidecar sent them.
     """
-    gc.disable()  # one request per process: collecting is not worth its time
     links = os.environ.pop(LINKS, "")  # removed before any child process could inherit it
     try:
         asked = decode_request(request)

@@ -67,8 +67,9 @@ LONGEST_TEXT = 64 << 10
 
 _RECENT = "import sys; sys.exit(sys.version_info < (3, 8))"
 # No single quotes: it is an argument in a shell script. ``first`` and ``second`` are where the rules and the program
-# begin in what was sent.
-_BEGIN = f"""import sys
+# begin in what was sent. A process has one request: to collect garbage in it is not worth its time.
+_BEGIN = f"""import gc, sys
+gc.disable()
 if sys.version_info < (3, 8): sys.exit({UNSUITABLE})
 try: import base64, fcntl, hashlib, os, zlib, importlib.machinery as machinery
 except ImportError: sys.exit({UNSUITABLE})

@@ -192,9 +192,11 @@ class ExportBuilder:
             self.end_copy()
             return
         contents, first = self._read_copy(copy, known, follower)
+        counted = self._count_rows(found, copy, known, contents)
         check = copy.read_check()  # it went on while the copy was read
         sound = check == "ok"
-        counted = self._count_rows(found, copy, known, contents) if sound else None  # while it is looked through
+        if not sound:
+            counted = None
         scrubbed = self.screen.database(found, copy, contents, sound, self._looked_at, before)
         if scrubbed is not False:
             contents.carried.close()
