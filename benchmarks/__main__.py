@@ -24,6 +24,7 @@ from benchmarks import (
     reading,
     search,
     service,
+    start,
     tenants,
     warm,
 )
@@ -37,6 +38,7 @@ MB = 1_000_000
 
 FULL: dict[str, Callable[[Path], Section]] = {
     "peers": lambda folder: peers.measure(folder, 1, 5),
+    "start": lambda folder: start.measure(folder, 15),
     "growth": lambda folder: growth.measure(folder, 1, 40, (1, 25, 50, 100, 200), folder / "plots"),
     "large": lambda folder: large.measure(folder, 2000 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 50 * MB, 10),
@@ -52,6 +54,7 @@ FULL: dict[str, Callable[[Path], Section]] = {
 }
 QUICK: dict[str, Callable[[Path], Section]] = {
     "peers": lambda folder: peers.measure(folder, 0.05, 1),
+    "start": lambda folder: start.measure(folder, 2),
     "growth": lambda folder: growth.measure(folder, 0.05, 3, (1, 5), folder / "plots"),
     "large": lambda folder: large.measure(folder, 60 * MB),
     "conversations": lambda folder: warm.measure_conversations(folder, 5 * MB, 3),
