@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from sidecar.engine.core import Engine
+from sidecar.engine.core import Engine, gather
 from sidecar.engine.exports.arrival import CheckedExport
 from sidecar.engine.exports.decision import Verdict
 from sidecar.engine.exports.gate import note_pending
@@ -379,10 +379,8 @@ async def prepare_packs(run: ExportRun, checked: CheckedExport, *, whole: bool =
     if base is not None and below and (whole or len(below) >= MOST_PACKS):
         run.engine.progress.step("folding packs")
         below, new = await _fold_packs(run, base, checked.base_indexes, new, whole=whole)
-    text = io.BytesIO()
-    await run_in_thread(index.write, text, new.index)
-    data = text.getvalue()
-    size, digest = await run_in_thread(_measure_file, new.path)
+    written, measured = run_in_thread(_write_index, new.index), run_in_thread(_measure_file, new.path)
+    data, (size, digest) = await gather(written, measured)
     pack = Pack(
         id=new.stored or make_pack_id(),
         kind=new.index.kind,
@@ -438,6 +436,12 @@ def note_stored_size(pack: Pack, store: Store, stored: int, stored_index: int) -
     if not store.seal:
         return pack
     return replace(pack, stored_bytes=stored, stored_index_bytes=stored_index, sealed=store.seal)
+
+
+def _write_index(packed: Index) -> bytes:
+    text = io.BytesIO()
+    index.write(text, packed)
+    return text.getvalue()
 
 
 def _measure_file(path: Path) -> tuple[int, str]:

@@ -6,6 +6,7 @@ An export's bundle is one file: a pack, followed by its index.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterable
@@ -56,7 +57,7 @@ class ExportBuilder:
         """By changed database: which records came, changed and went."""
         self.total = 0
         self.refreshed = False
-        self.bundle = Bundle(scratch)
+        self.bundle = Bundle(scratch, base is None)
         self.screened: Screen | None = None
         self._question = question
         self._work = scratch.work
@@ -384,8 +385,9 @@ class Bundle:
     """The bundle being written; it is created with the first thing that is packed. ``carried`` is how many bytes of
     each path are in it."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, is_full: bool) -> None:
         self._scratch = scratch
+        self._is_full = is_full
         self._path = os.path.join(scratch.work, "bundle")
         self._packer: Packer | None = None
         self._file: BinaryIO | None = None
@@ -395,10 +397,10 @@ class Bundle:
     def packer(self) -> Packer:
         """The packer; the file is created on first use."""
         if self._packer is None:
-            from sidecar.format.packs import Packer
+            from sidecar.format.packs import QUICKLY, WELL, Packer
 
             self._file = open(places.create_file(self._path), "wb", buffering=0)
-            self._packer = Packer(self._file)
+            self._packer = Packer(self._file, level=QUICKLY if self._is_full else WELL)
         return self._packer
 
     def add(self, entry: index.Entry, blocks: list[int] | None, stream: BinaryIO, length: int) -> None:
@@ -414,12 +416,14 @@ class Bundle:
 
     def finish(self, changes: index.Index, answer: ExportAnswer) -> None:
         """Complete the pack and append its index. Put the sizes and hashes of both into the answer."""
-        codec = self.packer.finish()
+        packer, listed = self.packer, io.BytesIO()
+        index.write(listed, changes)  # first: the compressor has still much to do
+        codec = packer.finish()
         assert self._file is not None
         self._file.close()
         pack_size = os.path.getsize(self._path)
         with open(self._path, "ab") as bundle:
-            index.write(bundle, changes)
+            bundle.write(listed.getbuffer())
         pack_digest, index_digest = hashlib.sha256(), hashlib.sha256()
         with open(self._path, "rb") as bundle:
             for chunk in iter(lambda: bundle.read(min(1 << 20, pack_size - bundle.tell())), b""):
