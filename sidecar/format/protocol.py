@@ -9,7 +9,6 @@ The classes are neither frozen nor comparable. Nothing here is changed once it w
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, field, fields, is_dataclass
 from typing import (
     Any,
     ClassVar,
@@ -28,7 +27,7 @@ from typing import (
 )
 
 from sidecar.format.roots import get_root
-from sidecar.format.values import dataclass
+from sidecar.format.values import MISSING, dataclass, field, is_dataclass, list_fields
 
 PROTOCOL = 2
 """The version of these declarations. A program that gets another number refuses to work."""
@@ -90,8 +89,8 @@ class RootHint:
     hint: str
 
 
-APART = {"apart": True}
-"""Marks a field that is not encoded with its message."""
+APART = "link"
+"""The field that is not encoded with its message."""
 
 
 @dataclass(eq=False, repr=False)
@@ -215,7 +214,7 @@ class IncomingPart:
 
     bytes: int
     sha256: str
-    link: Optional[Link] = field(default=None, metadata=APART)
+    link: Optional[Link] = None
 
 
 @dataclass(eq=False, repr=False)
@@ -301,7 +300,7 @@ class OutgoingPart:
 
     start: int
     bytes: int
-    link: Optional[Link] = field(default=None, metadata=APART)
+    link: Optional[Link] = None
 
 
 @dataclass(eq=False, repr=False)
@@ -699,14 +698,14 @@ def encode(value: Any) -> bytes:
 
 def _list_fields(message: Any) -> Dict[str, Any]:
     """Return the fields of a message that differ from their defaults."""
-    sent = [each for each in fields(message) if "apart" not in each.metadata]
-    told = {each.name: (getattr(message, each.name), _get_default(each)) for each in sent}
-    return {name: value for name, (value, default) in told.items() if value != default}
-
-
-def _get_default(each: Any) -> Any:
-    """Return the default of a field; ``MISSING``, which nothing is equal to, if it has none."""
-    return each.default if each.default_factory is MISSING else each.default_factory()
+    if not is_dataclass(type(message)):
+        raise TypeError("%r cannot be sent." % type(message))
+    told = {}
+    for name, default, factory in list_fields(type(message)):
+        value = getattr(message, name)
+        if name != APART and value != (default if factory is MISSING else factory()):
+            told[name] = value
+    return told
 
 
 def decode(kind: Type[M], value: Dict[str, Any]) -> M:

@@ -12,24 +12,54 @@ nothing stops an assignment, so that an instance is also made faster.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, List, Tuple
+
+MANY = 50
+"""To compile an ``__init__`` takes about as long as to make so many instances without."""
 
 if TYPE_CHECKING:
+    from dataclasses import MISSING as MISSING
     from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+    from dataclasses import is_dataclass as is_dataclass
+
+    def list_fields(kind: type) -> List[Tuple[str, Any, Any]]: ...
 else:
-    import dataclasses
+    # The module ``dataclasses`` is loaded by who needs it: it loads another ten, more than the program has itself.
     from _thread import RLock
     from functools import lru_cache
     from operator import attrgetter
     from reprlib import recursive_repr
 
-    MANY = 50
-    """To compile an ``__init__`` takes about as long as to make so many instances without."""
     _FIELDS = "__dataclass_fields__"
     _TAKEN_OVER = ("__dataclass_params__", "__match_args__", _FIELDS, "__init__")
     """What a class gets from the standard ``dataclass``, where that makes it."""
-    _MISSING = dataclasses.MISSING
+    MISSING = object()
+    """In place of a default that a field does not have."""
     _completing = RLock()
+
+    class _Default:
+        """What ``field`` says of a field."""
+
+        def __init__(self, default, default_factory):
+            self.default, self.default_factory, self.init = default, default_factory, True
+
+    def field(*, default=MISSING, default_factory=MISSING):
+        """Give a field a default like the standard function, with those of its options that the program uses."""
+        return _Default(default, default_factory)
+
+    def is_dataclass(kind):
+        """Return whether this is a class that was decorated here."""
+        return isinstance(kind, type) and any(_FIELDS in base.__dict__ for base in kind.__mro__)
+
+    @lru_cache(maxsize=None)
+    def list_fields(kind):
+        """Return the fields of a class: the name of each, its default, and what makes one."""
+        rows = {}
+        for base in kind.__mro__[::-1]:
+            rows.update((row[0], row[:3]) for row in _list_rows(base.__dict__.get(_FIELDS, {})))
+        return list(rows.values())
 
     def dataclass(*, frozen=False, slots=False, kw_only=False, eq=True, repr=True):
         """Return a decorator like the standard one, with those of its options that are in use."""
@@ -97,11 +127,11 @@ else:
             for name, kind in names.items():
                 if "ClassVar" in str(kind):
                     continue
-                value = given.get(name, _MISSING)
-                if isinstance(value, dataclasses.Field):
-                    yield name, value.default, value.default_factory, value.init, self._kw_only
+                value = given.get(name, MISSING)
+                if _is_field(value):
+                    yield (name, *_read_field(value), self._kw_only)
                 else:
-                    yield name, value, _MISSING, True, self._kw_only
+                    yield name, value, MISSING, True, self._kw_only
 
         def complete(self, compiled=False):
             """List the fields of the class, and if that is asked for compile its ``__init__``. Return the class.
@@ -109,11 +139,14 @@ else:
             The standard ``dataclass`` works on a twin: another thread may make instances meanwhile, and must never see
             a class without ``__init__``.
             """
+            import dataclasses
+
             cls = self._cls
             with _completing:
                 if cls.__dict__[_FIELDS] is not self and not compiled:
                     return cls
                 names, given = self.read()
+                given = {name: _make_standard(value, dataclasses) for name, value in given.items()}
                 space = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": "-"}
                 space.update(given, __annotations__=names)
                 if hasattr(cls, "__post_init__"):
@@ -127,7 +160,7 @@ else:
                     type("_", (parent,), space)
                 )
                 for name in names:
-                    if isinstance(cls.__dict__.get(name), dataclasses.Field):
+                    if _is_field(cls.__dict__.get(name)):
                         if name in made.__dict__:
                             setattr(cls, name, made.__dict__[name])
                         else:
@@ -155,11 +188,11 @@ else:
                     self._names.add(name)
                     if not is_named:
                         self._order.append(name)
-                    if default is _MISSING and factory is _MISSING:
+                    if default is MISSING and factory is MISSING:
                         self._needed.add(name)
-                if factory is not _MISSING:
+                if factory is not MISSING:
                     self._factories.append((name, factory))
-                if is_argument or default is not _MISSING or factory is not _MISSING:
+                if is_argument or default is not MISSING or factory is not MISSING:
                     self._template[name] = default
             self.has_more = hasattr(incomplete._cls, "__post_init__")
 
@@ -168,7 +201,7 @@ else:
             if args:
                 if len(args) > len(self._order) or not values.keys().isdisjoint(self._order[: len(args)]):
                     return False
-                values.update(zip(self._order, args))
+                values = {**dict(zip(self._order, args)), **values}
             if not self._needed <= values.keys() or not values.keys() <= self._names:
                 return False
             attributes.update(self._template)
@@ -183,13 +216,36 @@ else:
         if isinstance(fields, _Incomplete):
             return fields.list_own()
         return [
-            (one.name, one.default, one.default_factory, one.init, getattr(one, "kw_only", False))
+            (one.name, *_read_field(one), getattr(one, "kw_only", False))
             for one in fields.values()
-            if one._field_type is dataclasses._FIELD
+            if one._field_type is sys.modules["dataclasses"]._FIELD
         ]
+
+    def _is_field(value):
+        """Return whether a class gives one of its fields a default by ``field``: this one, or the standard one."""
+        standard = sys.modules.get("dataclasses")
+        return isinstance(value, _Default) or (standard is not None and isinstance(value, standard.Field))
+
+    def _read_field(value):
+        """Return the default of a field, what makes one, and whether it is an argument."""
+        if isinstance(value, _Default):
+            return value.default, value.default_factory, True
+        none = sys.modules["dataclasses"].MISSING
+        default, factory = (MISSING if one is none else one for one in (value.default, value.default_factory))
+        return default, factory, value.init
+
+    def _make_standard(value, dataclasses):
+        """Return what the standard ``dataclass`` takes for this."""
+        if not isinstance(value, _Default):
+            return value
+        if value.default_factory is not MISSING:
+            return dataclasses.field(default_factory=value.default_factory)
+        return dataclasses.field(default=dataclasses.MISSING if value.default is MISSING else value.default)
 
     @lru_cache(maxsize=None)
     def _list_compared(cls):
+        import dataclasses
+
         names = [field.name for field in dataclasses.fields(cls) if field.compare]
         return attrgetter(*names) if names else lambda instance: ()
 
@@ -204,5 +260,7 @@ else:
 
     @recursive_repr()
     def _repr(self):
+        import dataclasses
+
         shown = (f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr)
         return f"{self.__class__.__qualname__}({', '.join(shown)})"
