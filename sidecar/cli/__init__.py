@@ -2,12 +2,12 @@
 
 import gc
 
-collects = gc.isenabled()
+_collects = gc.isenabled()
 gc.disable()  # all that is loaded stays, and to look for garbage meanwhile is a tenth of the time until a command starts
 
 from sidecar.cli.main import main, run_alone  # noqa: E402
 
-if collects:
+if _collects:
     gc.enable()
 
 __all__ = ["main", "run_alone"]

@@ -185,11 +185,11 @@ def _choose_format(run: ExportRun, checked: CheckedExport, roots: Collection[Sna
 
 
 def _list_covered(checked: CheckedExport) -> Collection[str]:
-    """Return the paths of the base, if by its format that version would keep them all: its rules are no others today."""
+    """Return the files of the base, if by its format that version would keep them all: its rules are no others today."""
     base = checked.base
     if base is None or base.format != FORMAT or any(root.layout not in load_built_in() for root in base.roots):
         return ()
-    return checked.base_entries
+    return {path for path, (_, kind, *_) in checked.base_entries.items() if kind != DIR}
 
 
 def _was_looked_for(root: SnapshotRoot, named: Collection[str] | None, checked: CheckedExport) -> bool:
