@@ -51,7 +51,7 @@ from sidecar.program.restore.destinations import project_of
 from sidecar.program.sqlite.backup import quick_check
 from sidecar.store.fetch import FetchedSnapshot
 from sidecar.store.fold import unpack_files
-from sidecar.store.untrusted import check_hint
+from sidecar.store.intake import check_hint
 
 if TYPE_CHECKING:
     from sidecar.engine.exports.run import ExportRun

@@ -35,9 +35,9 @@ from sidecar.host.work import Deadline, run_in_thread
 from sidecar.receipts import ExportReceipt, Skip
 from sidecar.store.fetch import FetchedSnapshot, fetch
 from sidecar.store.fold import unpack_files
+from sidecar.store.intake import check_path
 from sidecar.store.manifest import Manifest
 from sidecar.store.selectors import resolve_snapshot
-from sidecar.store.untrusted import check_path
 
 MOST_COMMENTS, LONGEST_COMMENTS = 5_000, 4 << 20
 MOST_PROJECTS = 1_000

@@ -21,7 +21,7 @@ from sidecar.format.tarballs import HEADER_ALLOWANCE, MemberContents
 from sidecar.host.files import build_full_error
 from sidecar.host.values import dataclass
 from sidecar.host.work import Deadline
-from sidecar.store.untrusted import (
+from sidecar.store.intake import (
     FARTHEST_TIME,
     LONGEST_PATH,
     UNREADABLE,

@@ -42,8 +42,8 @@ from sidecar.layouts import choose_layouts, find_spec
 from sidecar.ports import Store
 from sidecar.store.fetch import fetch_entries
 from sidecar.store.fold import PackFile
+from sidecar.store.intake import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 from sidecar.store.manifest import Manifest
-from sidecar.store.untrusted import LONGEST_NAME, check_entries, check_hint, check_pack, check_path, read_index
 
 if TYPE_CHECKING:
     from sidecar.records.files import KeptFiles

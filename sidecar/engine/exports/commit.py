@@ -40,12 +40,12 @@ from sidecar.program.privacy.scrub import MOST_PATHS
 from sidecar.receipts import Accepted, ExportOutcome, Learned
 from sidecar.store.fetch import fetch_packs
 from sidecar.store.fold import MOST_PACKS, PackFile, do_deltas_outweigh, find_first_to_fold, fold_deltas, fold_to_full
+from sidecar.store.intake import check_pack
 from sidecar.store.manifest import FORMAT, RAISED, REVIEWED, Database, Head, Manifest, Pack, SnapshotRoot, digest_tree
 from sidecar.store.marks import hold_packs, is_guarded_by_swap
 from sidecar.store.pins import drop_automatic_pins, pin_automatically
 from sidecar.store.recall import LARGEST
 from sidecar.store.repository import HeadState
-from sidecar.store.untrusted import check_pack
 
 MOST_FENCED = 10
 """How often one export retries the swap of the head after another service has fenced it (see ``advance_head``)."""

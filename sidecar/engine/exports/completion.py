@@ -20,7 +20,7 @@ from sidecar.format.roots import get_root
 from sidecar.host.work import Deadline, run_in_thread
 from sidecar.layouts import choose_layouts
 from sidecar.store.fold import PackFile, fold_deltas
-from sidecar.store.untrusted import check_entries
+from sidecar.store.intake import check_entries
 
 
 async def complete_part(run: ExportRun, checked: CheckedExport) -> CheckedExport:
