@@ -20,7 +20,6 @@ from sidecar.engine.limits import Bounds, build_bounds, check_dropped, check_lay
 from sidecar.engine.sandbox.dialogue import ask
 from sidecar.engine.sandbox.links import RELAYED, NotDirect, receive_through_bucket
 from sidecar.engine.sandbox.presence import clean_up_on_failure, keep_alive
-from sidecar.engine.shell.scripts import build_export_script
 from sidecar.errors import (
     BadAnswer,
     DigestMismatch,
@@ -133,11 +132,13 @@ async def _fetch_once(run: ExportRun, question: ExportQuestion) -> CheckedExport
     """Make one attempt. ``question`` is changed if the next one has to request something else."""
     engine = run.engine
     engine.progress.step("reading the memory")
-    how = replace(
-        run.asking,
-        inline_bytes=question.inline_bytes,
-        shell=lambda: build_export_script(question, choose_layouts(run.request.layouts, engine.layouts)),
-    )
+
+    def write_script() -> str:
+        from sidecar.engine.shell.scripts import build_export_script  # late: most sandboxes have Python
+
+        return build_export_script(question, choose_layouts(run.request.layouts, engine.layouts))
+
+    how = replace(run.asking, inline_bytes=question.inline_bytes, shell=write_script)
     answer, inline = await ask(run.sandbox, question, ExportAnswer, how)
     read = time.monotonic()
     if run.request.noted is not None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 from sidecar.engine.core import Engine, new_upload_path
 from sidecar.engine.restores.run import RestoreRequest, RestoreRun
-from sidecar.engine.shell.scripts import RESOLVED
 from sidecar.errors import SidecarError, UnsafePath
 from sidecar.format.patterns import Rules
 from sidecar.format.protocol import RestoreAnswer
@@ -132,6 +131,8 @@ async def put_by_shell(run: RestoreRun, answer: RestoreAnswer) -> None:
     """Put the brief into a sandbox without Python: one more upload and one more command."""
     if run.brief is None or not run.request.brief_path or not run.sandbox.without_python:
         return
+    from sidecar.engine.shell.scripts import RESOLVED  # late: most sandboxes have Python
+
     *folders, name = run.request.brief_path.split("/")
     upload, text = new_upload_path(), run.brief.text
 

@@ -16,7 +16,6 @@ from sidecar.engine.core import CountedSandbox, Engine
 from sidecar.engine.sandbox.delivery import build_rules
 from sidecar.engine.sandbox.dialogue import ANSWER_ALLOWANCE, Asking, ask, parse_answer
 from sidecar.engine.sandbox.links import NotDirect
-from sidecar.engine.shell.scripts import build_tidy_script
 from sidecar.errors import (
     LimitExceeded,
     ProgramFailed,
@@ -137,7 +136,13 @@ async def clean_up(run: SandboxRun, *, operation: str = "", notes: str = "") -> 
         uploads=list(run.uploads),
         operation=operation,
     )
-    how = Asking(timeout=TIDY_SECONDS, shell=lambda: build_tidy_script(question, notes))
+
+    def write_script() -> str:
+        from sidecar.engine.shell.scripts import build_tidy_script  # late: most sandboxes have Python
+
+        return build_tidy_script(question, notes)
+
+    how = Asking(timeout=TIDY_SECONDS, shell=write_script)
     try:
         answer, _ = await ask(run.sandbox, question, RestoreAnswer, how)
         return answer if answer.status in ("complete", "kept") else None
