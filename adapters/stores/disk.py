@@ -230,10 +230,14 @@ class DiskStore:
                 remove_empty_parents(path.parent, self._root)
 
     def _sweep(self, prefix: str, older_than: float) -> int:
-        """Delete temporary files that are older than a time; return how many."""
+        """Delete temporary files that are older than a time, also those of the few objects that lie in the store's own
+        folder; return how many."""
         swept = 0
         with self._use_root():
-            for _, entry in self._iterate_files(prefix):
+            own: list[os.DirEntry[str]] = []
+            with suppress(FileNotFoundError), os.scandir(self._root) as there:
+                own = [entry for entry in there if entry.is_file(follow_symlinks=False)]
+            for entry in (*own, *(entry for _, entry in self._iterate_files(prefix))):
                 if entry.name.startswith(_TEMP):
                     with suppress(FileNotFoundError):
                         if entry.stat(follow_symlinks=False).st_mtime < older_than:

@@ -213,7 +213,8 @@ async def test_a_moved_root_takes_no_brief_though_the_snapshot_has_nothing_of_it
     ((variable, value),) = MOVED[path].items()
     opened = box.open()
     where = f"{box.home}{value}" if value.startswith("/") else value
-    opened._sandbox._environment[variable] = where  # type: ignore[attr-defined]
+    variables = opened._sandbox._environment if box.emulated is None else box.emulated.envs  # type: ignore[attr-defined]
+    variables[variable] = where
     receipt = await restore(engine, opened, RestoreRequest(memory=MEMORY, brief=1000, brief_path=path))
     assert receipt.outcome is RestoreOutcome.COMPLETE and (box.home / "MEMORY.md").exists()
     assert not (box.home / path.split("/")[0]).exists() and receipt.brief is not None and not receipt.brief.path
