@@ -45,7 +45,7 @@ demo: .venv/ready
 
 test: .venv/dev
 	@$(BIN)/python -m compileall -q sidecar adapters emulators  # the tests start thousands of processes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist worksteal
 
 QUICK := tests/test_rooms.py tests/docs tests/config tests/records tests/retention tests/store/test_format.py tests/store/test_ids.py \
 	tests/program/test_rules.py tests/program/test_tarballs.py tests/program/test_filters.py tests/limits/test_plan.py

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from sidecar.engine import Engine, ExportRequest, RestoreRequest, export, restore
+from sidecar.format.compression import decompress
 from sidecar.ports import CommandResult
 from sidecar.receipts import ExportReceipt, RestoreReceipt
 from sidecar.store.manifest import Manifest
@@ -315,8 +316,9 @@ def _tampered(store: Path) -> None:
     manifest = Manifest.decode(manifest_path.read_bytes(), MEMORY, snapshot)
     (pack,) = manifest.packs
     place = store / "memories" / MEMORY / f"packs/{pack.id}.tar.{pack.codec}"
-    data = _repacked(place.read_bytes())
-    place.write_bytes(data)
+    with place.open("rb") as packed, decompress(packed, pack.codec) as plain:
+        data = _repacked(plain.read())
+    place.with_suffix(".gz").write_bytes(data)
     forged = replace(pack, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), codec="gz")
     manifest_path.write_bytes(replace(manifest, packs=[forged]).encode())
 
@@ -324,7 +326,7 @@ def _tampered(store: Path) -> None:
 def _repacked(data: bytes) -> bytes:
     out = io.BytesIO()
     with (
-        tarfile.open(fileobj=io.BytesIO(data), mode="r:gz", errors="surrogateescape") as old,
+        tarfile.open(fileobj=io.BytesIO(data), mode="r:", errors="surrogateescape") as old,
         tarfile.open(fileobj=out, mode="w", errors="surrogateescape") as new,
     ):
         for member in old:

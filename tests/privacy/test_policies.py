@@ -230,7 +230,7 @@ async def test_unchanged_files_are_not_looked_at_until_the_policy_changes(
     looks.clear()
     assert (await exported(stricter, home)).outcome == "unchanged" and not looks
     before = stricter.privacy.for_sandbox([], {}).policy
-    monkeypatch.setattr("sidecar.policy.privacy.VERSION", credentials.VERSION + 1)
+    monkeypatch.setattr("sidecar.program.privacy.credentials.VERSION", credentials.VERSION + 1)
     assert stricter.privacy.for_sandbox([], {}).policy != before
 
 

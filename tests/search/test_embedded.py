@@ -225,6 +225,7 @@ async def test_whoever_writes_rows_may_be_killed_at_any_moment(
         for _ in range(kills):  # the very first time, too
             cut_short += written.run(kill_after=chance.uniform(0, took)) == signal.SIGKILL
             assert sorted(here.rows()) in ([], agent.expected("conductor"))
+        assert written.run() == 0  # perhaps each of them was killed before it had written anything
         for _ in range(changes):
             before = agent.expected("conductor")
             agent.converse(observations=10)
