@@ -49,8 +49,9 @@ test: .venv/dev
 
 QUICK := tests/test_rooms.py tests/docs tests/config tests/records tests/retention tests/store/test_format.py tests/store/test_ids.py \
 	tests/program/test_rules.py tests/program/test_tarballs.py tests/program/test_filters.py tests/limits/test_plan.py
-# These start a server.
-NOT_QUICK := tests/store/test_ids.py::test_over_http_too tests/store/test_format.py::test_objects_of_a_bucket_read_as_those_of_a_folder
+# These start a server, or take half of the minute that all of it may take.
+NOT_QUICK := tests/store/test_ids.py::test_over_http_too tests/store/test_format.py::test_objects_of_a_bucket_read_as_those_of_a_folder \
+	tests/records/test_trees.py tests/records/test_estimate.py
 
 check: lint
 	$(BIN)/python -m pytest -n 2 $(QUICK) $(NOT_QUICK:%=--deselect=%)
