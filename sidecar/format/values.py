@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     def list_fields(kind: type) -> List[Tuple[str, Any, Any]]: ...
 else:
-    # The module ``dataclasses`` is loaded by who needs it: it loads another ten, more than the program has itself.
+    # The module ``dataclasses`` is loaded by who needs it: it loads another ten.
     from _thread import RLock
     from functools import lru_cache
     from operator import attrgetter
